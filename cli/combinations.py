@@ -55,7 +55,7 @@ def check_one_source(what: str, *sources: str) -> None:
 
 
 def check_words(command: click.Command, context: click.Context, words: list[str]) -> None:
-    """Raise UsageError for an empty value of an option or argument. It mostly comes from an unset variable, and as a
+    """Raise UsageError for an empty value of an option or argument. It usually comes from an unset variable, and as a
     path it would mean the current folder."""
     inner = click.Context(command, info_name=command.name, parent=context)
     values, _, _ = command.make_parser(inner).parse_args(list(words))

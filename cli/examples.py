@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 Example = tuple[str, str]
-"""What the words of the second do."""
+"""The effect of a command, and the command."""
 
 EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
     "quickstart": (

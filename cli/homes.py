@@ -40,7 +40,7 @@ def default_home(name: str) -> Path:
 def coordinator_home(run: str | None = None) -> Path:
     """Return the default home of the coordinator of the run with that name; None: of the only run that has one here.
 
-    Runs of earlier releases are in `coordinator`. Raises ConfigError if several runs are here and none is named.
+    Runs of earlier releases are in `coordinator`. Raises ConfigError if there are several runs and none is named.
     """
     from swarm.run.manifest_transfer import MANIFEST_FILE
 
@@ -109,7 +109,7 @@ def chosen(context: click.Context, *without: str) -> bytes:
 def on_the_port_of(home: Path, reach: Reach) -> Reach:
     """Return `reach` listening at the port that this home's peer had last, where a single address leaves the port open.
 
-    What is announced tells of no port here.
+    An announced address does not name a port of this machine.
     """
     if reach.announce or len(reach.listen) != 1 or not reach.listen[0].endswith("/tcp/0"):
         return reach

@@ -91,7 +91,7 @@ def invite_called(word: str) -> Invite:
 
 
 def word_for(home: Path) -> str:
-    """Return the shortest word, quoted for a shell, that stands for the invite in a home on this machine: the name that
+    """Return the shortest word, quoted for a shell, that means the invite in a home on this machine: the name that
     `peer ls` shows, unless that means another run too; else the home."""
     found = _home_at(home)
     if found is not None and found.name and not (found.name.startswith("-") or os.path.exists(found.name)):

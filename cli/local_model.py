@@ -43,7 +43,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 START_S: Final = 600.0  # a large checkpoint is hashed and read from a slow disk
 POLL_S: Final = 0.05
 WIRED_S: Final = 60.0
-"""From a new worker that is ready until a client has its answer go on there, on a slow machine."""
+"""From a new worker's readiness until a client continues its answer there, on a slow machine."""
 _ERRORS: Final[dict[int, type[BarnraiseError]]] = {2: ConfigError, 5: ResourceError, 6: CheckpointError}
 _OURS: Final = "peer: "
 
@@ -84,8 +84,8 @@ class NamedModel:
     """Of a checkpoint on this machine."""
 
     def patience(self, wait_s: float | None = None, tell: Callable[[str], None] | None = None) -> Patience:
-        """Return how long answers wait for servers that are missing: `wait_s`, of which `tell` is told (None: hardly
-        any). Of a checkpoint on this machine: as long as its server takes to start a new worker."""
+        """Return how long answers wait for servers that are missing: `wait_s`, reported by `tell` (None: hardly any).
+        Of a checkpoint on this machine: as long as its server takes to start a new worker."""
         from swarm.inference.client_view import Patience
 
         if self.server is not None:

@@ -112,7 +112,7 @@ _REACH: Final = {
     "lan": click.option(
         "--lan/--no-lan",
         default=False,
-        help="Find peers of the run on this local network, and tell it that this machine is a peer of Barnraise"
+        help="Find peers of the run on this local network, and announce this machine as a peer of Barnraise"
         " (multicast DNS).",
     ),
     "bootstrap": click.option(
@@ -158,7 +158,7 @@ def text_options(what: str) -> Callable[[Command], Command]:
         if not (name.isprintable() and 0 < len(name) <= _FIELD_CHARS_MAX) or set(name) & set('\\"'):
             raise click.BadParameter(
                 f"{name[:_FIELD_CHARS_MAX]!r} names no field:"
-                f" give 1 to {_FIELD_CHARS_MAX} printable letters, none of them a quote or backslash"
+                f" give 1 to {_FIELD_CHARS_MAX} printable letters, without quote or backslash"
             )
         return name
 
@@ -267,7 +267,7 @@ def wire_option(function: Command) -> Command:
 
 def template_option(what: str, default: str) -> Callable[[Command], Command]:
     """Add --template, described by `what`, of the commands that write conversations or found a model: the name of a
-    template, a file or plain, which the model's text rules tell apart; None leaves the choice to them."""
+    template, a file or plain, which the model's text rules distinguish; None leaves the choice to them."""
     text = f"{what}: by a chat template of the checkpoint, one in a file (Jinja2), or plain.  [default: {default}]"
     return click.option("--template", metavar="NAME|FILE|plain", callback=_checked_template, help=text)
 
@@ -283,7 +283,7 @@ def _checked_template(context: click.Context, parameter: click.Parameter, chosen
 
 def wait_option(function: Command) -> Command:
     """Add --wait, of the commands that show an answer to a person."""
-    seconds, text = Number(0, 86400), "Wait so long for servers that are missing."
+    seconds, text = Number(0, 86400), "Seconds to wait for missing servers."
     return click.option("--wait", type=seconds, metavar="S", default=60, show_default=True, help=text)(function)
 
 

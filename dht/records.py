@@ -242,8 +242,8 @@ def open_record(signed: Signed, namespace: str, schemas: Mapping[str, Schema[Any
 def check_delivery(record: Record, now_s: float) -> None:
     """Check a record's age at a store. Raises ExpiredRecord or FutureRecord.
 
-    Signers deliver what they have just signed, so the age must be near zero. The store then need not trust the writer's
-    clock: it counts the time to live from the arrival, by its own monotonic clock.
+    Signers deliver a record right after signing, so the age must be near zero. The store then need not trust the
+    writer's clock: it counts the time to live from the arrival, by its own monotonic clock.
     """
     age_s = now_s - record.body.issued_us / 1e6
     if age_s > CLOCK_TOLERANCE_S:

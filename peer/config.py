@@ -228,8 +228,8 @@ class InnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     clip_norm: float = 1.0
     warmup_steps: int = 0
     schedule: Literal["cosine", "constant"] = "cosine"
-    """ "cosine" warms up linearly over `warmup_steps`, then falls to `min_lr_share * lr` at `total_steps` and stays
-    there. "constant" only warms up."""
+    """ "cosine" warms up linearly over `warmup_steps`, then falls to `min_lr_share * lr` at `total_steps` and keeps
+    that value. "constant" only warms up."""
     min_lr_share: float = 0.1
     dtype: Literal["auto", "fp32", "bf16"] = "auto"
     """ "auto" is bf16 autocast if the device gains from it, else fp32."""

@@ -23,7 +23,7 @@ def usable_cores(root: Path = ROOT) -> int:
 def free_memory_bytes(root: Path = ROOT) -> float:
     """Return the memory in bytes that a worker could get now, with reclaimable caches where the system reports them.
 
-    `root` is the folder that stands for `/`."""
+    `root` is the folder taken as `/`."""
     limit = memory_limit(root)
     return min(_free_on_machine(root), float("inf") if limit is None else float(limit.free_bytes))
 
@@ -31,7 +31,7 @@ def free_memory_bytes(root: Path = ROOT) -> float:
 def memory_bytes(root: Path = ROOT) -> float:
     """Return the memory in bytes that this process may ever use. Unlike what is free it is the same at every start.
 
-    `root` is the folder that stands for `/`."""
+    `root` is the folder taken as `/`."""
     limit = smallest_memory_limit(root)
     whole = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return min(whole, float("inf") if limit is None else float(limit))

@@ -32,7 +32,7 @@ class TorchBuild:
 
 def gpu_findings(devices: Sequence[str]) -> Iterator[Finding]:
     """Name the GPUs of this machine where it has more of them than `devices` names, and those that torch does not use.
-    A user who names the CPU is told of none."""
+    Where `devices` is the CPU, name none."""
     if set(devices) == {"cpu"}:
         return
     with suppress(ImportError, OSError):  # another check says that torch cannot be loaded

@@ -98,8 +98,8 @@ async def swarm_findings(config: JoinConfig, kept: Path | None) -> AsyncIterator
 
 
 def judged(found: Sequence[Finding]) -> list[Finding]:
-    """Judge what came of an invite's addresses together: one that fails is a warning if another answers, and if none
-    does it is one failure, by the reason that tells most."""
+    """Judge an invite's addresses together: one that fails is a warning if another answers. If none does, return one
+    failure, with the most specific reason."""
     failed = [finding for finding in found if finding.state == "failure"]
     if len(failed) < len(found):
         remedy = "nothing to do: the invite works by its other addresses"
@@ -221,7 +221,7 @@ def reach_finding(
 def _why_not_dialled(reach: DialBackReply | None, own: tuple[str, ...]) -> tuple[str, str]:
     """Return why other peers cannot just dial this machine, and what to do about it."""
     if reach is None:
-        return "no peer was there to test whether others can dial this machine", "try again when the run has members"
+        return "no peer could test whether others can dial this machine", "try again when the run has members"
     if not reach.seen_at:
         return "the peers that were asked see it only through a relay", "forward a TCP port to it for speed"
     behind = "" if reach.seen_at in own else f"behind NAT (others see it at {reach.seen_at}), "

@@ -28,7 +28,7 @@ LOADED_S: Final = 2.0
 PROMPT_TOKENS: Final = 1024
 PROBED_MAX: Final = 16
 _SLOW_MS: Final = 100.0
-"""A round trip that grows by so much under load is told as a warning."""
+"""A round trip that grows by this much under load is a warning."""
 
 
 class _Model:

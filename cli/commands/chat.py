@@ -83,8 +83,8 @@ def chat(
     """Talk with the model of INVITE, computed by its servers, which can read what is said; with --model, in place of
     INVITE, by this machine alone.
 
-    /system TEXT says how the model should answer, /reset begins a new conversation, /stats tells of this one, /exit
-    ends, /help tells more. Ctrl-C clears a line, stops an answer, and ends where there is neither.
+    /system TEXT says how the model should answer, /reset begins a new conversation, /stats describes this one,
+    /exit ends, /help lists all. Ctrl-C clears a line, stops an answer, and ends where there is neither.
     """
     from peer.ipc.sampling_options import Sampling, new_seed
     from swarm.gateway.chat_log import ChatLog
@@ -138,7 +138,7 @@ class _Chat:
 
             self._messages = TypedPrompt([said.content for said in conversation.messages if said.role == "user"])
         context = model.manifest.model.max_seq_len
-        say(f"{model.manifest.name}, {context} tokens of context. /help tells more.", about_template, err=True)
+        say(f"{model.manifest.name}, {context} tokens of context. /help lists all.", about_template, err=True)
         with trio.open_signal_receiver(signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._interrupt, signals, nursery.cancel_scope)

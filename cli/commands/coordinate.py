@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     "--make-successor",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Write the run's key, locked by a passphrase that is asked for, for who shall go on if this machine is lost,"
+    help="Write the run's key, locked by a passphrase that is asked for, for a successor if this machine is lost,"
     " and stop.",
 )
 @click.option(
@@ -116,8 +116,8 @@ def coordinate(
 ) -> None:
     """Create the run that RUN.toml describes, or continue the run in --home, and print the invite.
 
-    Open runs and pipelines need this process for every round, unless RUN.toml makes it a witness. Other runs go on
-    without it: they need it to start, and when more than half of the members are lost at once. The invite holds its
+    Open runs and pipelines need this process for every round, unless RUN.toml makes it a witness. Other runs need
+    it only to start, and when more than half of the members are lost at once. The invite holds its
     address: a restart takes over --listen, --announce, --relay and --bootstrap, and the port, unless one is given.
     """
     if init:
@@ -215,7 +215,7 @@ def _write_template(path: Path) -> None:
 
 _REACH: Final = {
     "everywhere": "",
-    "network": "These are addresses of your own network, of which a group takes [run] members_per_prefix machines (8"
+    "network": "These are addresses of your own network. A group takes [run] members_per_prefix machines from it (8"
     " unless RUN.toml says more). For peers beyond it forward a port and name it (--announce"
     " /ip4/PUBLIC_IP/tcp/PORT), use a relay (--relay), or send them the invite of a member that they can reach"
     " (`peer invite`).",
@@ -275,4 +275,4 @@ def _farewell(progress: Progress, home: Path) -> str:
     restart = f"Restart with: peer coordinate {Home(home).option}"
     if not any(group.facts and group.facts.members for group in progress.groups.values()):
         return f"The run is kept in {home}. {restart}"
-    return f"The run is kept in {home}; its members go on training, or wait where they need its vote. {restart}"
+    return f"The run is kept in {home}; its members keep training, or wait where they need its vote. {restart}"

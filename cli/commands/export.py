@@ -62,7 +62,7 @@ APART_MAX: Final = 1  # rounds; stages commit one after the other
 )
 @click.option("--force", is_flag=True, help="Replace another model in --out.")
 @click.option("--push", metavar="ORG/NAME", help="Upload the export to this model of the Hugging Face Hub.")
-@click.option("--public", is_flag=True, help="Make a model that --push creates readable by everybody.")
+@click.option("--public", is_flag=True, help="Make a model that --push creates readable by all users.")
 def export(
     invite: str | None,
     homes: tuple[Path, ...],

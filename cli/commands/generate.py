@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 @wire_option
 @wait_option
 @click.option("--n", "count", type=click.IntRange(1, 64), default=1, show_default=True, help="How many answers.")
-@click.option("--logprobs", type=click.IntRange(0, 20), default=0, help="Tell so many likeliest tokens (with --json).")
+@click.option("--logprobs", type=click.IntRange(0, 20), default=0, help="How many top tokens to print (with --json).")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON line for each token and one for the whole.")
 def generate(
     invite: str | None,

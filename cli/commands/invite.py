@@ -40,7 +40,7 @@ _DAYS_MAX = 3650
 def invite(home: Path | None, guest: str | None, guests: int, days: int) -> None:
     """Print a new invite to the run of --home. It needs no network, and the coordinator may be away.
 
-    The invite names several addresses: of this peer, those in its own invite, and of two members that lived lately.
+    The invite names several addresses: of this peer, those in its own invite, and of two members seen recently.
     """
     refuse_beside("--for", guest is not None, "guests", why="that peer alone may use it")
     say(_made(home or coordinator_home(), guest, guests, days), uncut=True)
@@ -61,7 +61,7 @@ def _made(folder: Path, guest: str | None, guests: int, days: int) -> str:
         raise ConfigError(f"{folder} holds no run yet: give the --home of `peer join` or `peer coordinate`")
     manifest = open_any_manifest(kept[0])
     if manifest.open:
-        refuse("the invites of an open run are for everybody and for good", "guests", "days")
+        refuse("invites of an open run admit any peer and never expire", "guests", "days")
     identity = Identity.load_or_create(home.identity)
     addresses = known_addresses(home)
     if identity.peer_id == manifest.authority:

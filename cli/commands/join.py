@@ -129,7 +129,7 @@ def join(
 
     Ctrl-C leaves at the next safe moment and keeps the last commit. With --home alone a peer continues as it was
     started last, with the invite and the options of then; those that are given now replace them.
-    `peer pause` gives the machine back to you meanwhile, `peer resume` lets it go on.
+    `peer pause` gives the machine back to you until `peer resume`.
     With --serve this machine also answers with the run's last commit: `peer generate INVITE "..."` asks it.
     """
     opened = resumed_invite(home) if invite is None else read_invite(invite)  # before the slow imports: a typo is told

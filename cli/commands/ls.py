@@ -1,6 +1,6 @@
 """`peer ls`: list the runs and served models of this machine.
 
-Their names stand for an INVITE.
+Commands take a name as INVITE.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NAME_COLUMNS = 24
 def ls(as_json: bool) -> None:
     """List the homes of this machine: whose run or served model each belongs to, and whether its peer is running.
 
-    A name, or a home, stands for INVITE in every command.
+    Every command takes a name, or a home, as INVITE.
     """
     homes = known_homes()
     if as_json:

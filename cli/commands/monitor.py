@@ -42,7 +42,7 @@ _TOKEN_BYTES: Final = 18
 @click.option(
     "--token",
     envvar=TOKEN_VARIABLE,
-    help="What requests must bring. Other users of this machine can read it here: better set"
+    help="Required bearer token. Other users of this machine can read it here: better set"
     f" {TOKEN_VARIABLE}.  [default: none on loopback; beyond it a new one]",
 )
 @click.option(
@@ -159,7 +159,7 @@ class _Monitor:
         if self._out.as_json:
             say_json({"event": "notify_failed", "about": event, "reason": plain(reason, 200)})
         else:
-            say(f"--notify was not told of {event}: {plain(reason, 200)}", err=True)
+            say(f"--notify did not receive {event}: {plain(reason, 200)}", err=True)
 
     def _listening(self, url: str) -> None:
         page = f"{url}/?token={self._token}" if self._token else f"{url}/"

@@ -82,8 +82,8 @@ def plan(
     """Count what a run would take of a machine's device, memory and disk, and how fast it would go.
 
     The run is a RUN.toml, an INVITE, the home of a peer, or a Hugging Face checkpoint (its folder, or the OWNER/NAME of
-    one that was downloaded; trained with DiLoCo and the defaults). Without any of these it is run.toml of this folder.
-    Of the file and the folders no network is needed. The exit code is 0 also where the run does not fit.
+    one that was downloaded; trained with DiLoCo and the defaults). Without any, it is run.toml of this folder.
+    Only an INVITE needs a network. The exit code is 0 also where the run does not fit.
     """
     refuse_without("several --cards", cards > 1 or layout == "auto", "layout")
     refuse_beside("--device cpu", card == "cpu", "device_memory", why="a CPU has --host-memory")

@@ -1,6 +1,6 @@
 """`peer regroup`: continue a run that has lost too many members at once.
 
-The coordinator of a home is asked to let its groups go on with the members that are left.
+It asks the coordinator of a home to continue its groups with the members that are left.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     "--without",
     multiple=True,
     metavar="PEER_ID",
-    help="Go on without this member, even if it answers, until --readmit. May be given several times.",
+    help="Exclude this member, even if it answers, until --readmit. May be given several times.",
 )
 @click.option(
     "--readmit",
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 def regroup(home: Path | None, without: tuple[str, ...], readmit: tuple[str, ...], undo: bool) -> None:
     """Continue a run that has lost too many members at once, with those that are left.
 
-    A group that can go on by itself is left alone. What comes back later follows the new term, and what it did in the
+    A group that can continue by itself is left alone. A member that returns follows the new term; what it did in the
     old one after the regroup is lost.
     """
     from peer.identity import is_peer_id
@@ -54,7 +54,7 @@ def regroup(home: Path | None, without: tuple[str, ...], readmit: tuple[str, ...
         raise ConfigError(f"--without and --readmit both name {both}: give one of them")
     outcomes = ask_coordinator(found.path, without, readmit, undo)
     if not outcomes:
-        raise ConfigError("a gossip run has no groups: its peers go on by themselves, so start more of them")
+        raise ConfigError("a gossip run has no groups: peers continue by themselves, so start more of them")
     for outcome in outcomes:
         say(told(outcome))
         say(*(f"  {branch}" for branch in outcome.branches), uncut=True)
@@ -65,7 +65,7 @@ def regroup(home: Path | None, without: tuple[str, ...], readmit: tuple[str, ...
             options = [found.option, *(f"--without {peer}" for peer in words)]
             options += [*(f"--readmit {peer}" for peer in readmit), *(["--undo"] * (undo or remedy.undo))]
             say(f"peer regroup {' '.join(options)}", err=True, uncut=True)
-        raise NoQuorum(f"{several(len(stuck), 'group')} cannot go on yet: {remedy.advice}")
+        raise NoQuorum(f"{several(len(stuck), 'group')} cannot continue: {remedy.advice}")
 
 
 _GOES_ON: Final = ("regrouped", "begun", "withdrawn")
@@ -77,7 +77,7 @@ def told(outcome: GroupOutcome) -> str:
     match outcome.outcome:
         case "regrouped":
             members = several(outcome.members, "member")
-            return f"{name} goes on from round {outcome.round} with {members} (term {outcome.term})"
+            return f"{name} resumes from round {outcome.round} with {members} (term {outcome.term})"
         case "begun":
             return f"{name} begins with {several(outcome.members, 'member')}"
         case "unbegun":
@@ -86,18 +86,18 @@ def told(outcome: GroupOutcome) -> str:
             connected = f"{several(outcome.connected, 'peer')} of it {are} connected"
             return f"{name} has not begun: {connected}, and the run begins with {outcome.needed}{all_}"
         case "withdrawn":
-            return f"{name} goes on by itself from round {outcome.round}: nothing was changed"
+            return f"{name} continues by itself from round {outcome.round}: nothing changed"
         case "would_undo":
-            rounds = f"undoing {several(outcome.undone, 'round')} and going on from round {outcome.round}"
-            return f"{name} could go on only by {rounds}: nothing was changed"
+            rounds = f"undoing {several(outcome.undone, 'round')} and resuming from round {outcome.round}"
+            return f"{name} could continue only by {rounds}: nothing changed"
         case "failed":
             reason = outcome.reason if outcome.connected else "no peer answers yet"
-            return f"{name} cannot go on from round {outcome.round}: {reason}"
+            return f"{name} is stuck at round {outcome.round}: {reason}"
         case "unnamed":
             return f"{name} stays at round {outcome.round}: {_absence(outcome)}"
         case "silent":
             none = "no peer answers that has its weights" if outcome.connected else "no peer answers yet"
-            return f"{name} cannot go on from round {outcome.round}: {none}"
+            return f"{name} is stuck at round {outcome.round}: {none}"
 
 
 def _absence(outcome: GroupOutcome) -> str:
@@ -115,7 +115,7 @@ def _absence(outcome: GroupOutcome) -> str:
 
 @dataclass(frozen=True)
 class _Remedy:
-    """What to do about groups that cannot go on."""
+    """The advice for groups that cannot continue."""
 
     advice: str
     asks: bool = True
@@ -135,13 +135,11 @@ def _remedy(stuck: list[GroupOutcome]) -> _Remedy:
         )
     if "unnamed" in kinds:
         away = tuple(dict.fromkeys(peer for outcome in begun for peer in outcome.away))
-        return _Remedy("start those members again, or go on without them for good by the line above", without=away)
+        return _Remedy("start those members again, or exclude them for good by the line above", without=away)
     if "would_undo" in kinds:
         advice = "start a member that has its last rounds, or undo them by the line above"
         if any(outcome.branches for outcome in begun):
-            advice += (
-                ". It goes on from the first of the rounds told: to leave that one out, add --without for its peers"
-            )
+            advice += ". It resumes from the first round listed: to leave that one out, add --without for its peers"
         return _Remedy(advice, undo=True)
     if begun:
         return _Remedy("start one of its members again (`peer join --home DIR` where it ran), then type the line above")

@@ -58,7 +58,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
             return None if value == "auto" else value  # type: ignore[return-value]
         found = re.fullmatch(r"(\d{1,6}):(\d{1,6})", str(value))
         if found is None or int(found[1]) >= int(found[2]):
-            self.fail(f"{value!r} is no range of blocks: write auto, or the first and the one behind the last, as 0:16")
+            self.fail(f"{value!r} is no range of blocks: write auto, or the first and the one after the last, as 0:16")
         return int(found[1]), int(found[2])
 
 
@@ -103,10 +103,10 @@ def serve(
     tied: bool,
 ) -> None:
     """Serve blocks of the model of INVITE, or of a checkpoint (--model), with this machine. With the INVITE of a
-    training run: serve its last commit, and go on with it between answers.
+    training run: serve its last commit, and follow it between answers.
 
     Prints an invite: with it other machines serve further blocks (`peer serve INVITE`), and anyone uses the model
-    (`peer generate INVITE "..."`). Ctrl-C leaves: clients go on with other servers. With --home and without INVITE a
+    (`peer generate INVITE "..."`). Ctrl-C leaves: clients move to other servers. With --home and without INVITE a
     server continues as it was started last, with the options of then; those that are given now replace them.
     """
     opened, folder = _source(invite, _kept_or_given(model, home))
@@ -186,7 +186,7 @@ def _say_commands(printed: Invite, short: str) -> None:
     say(f'peer generate {printed} "Once upon a time"', "", uncut=True)
     say(f"peer chat {printed}", "", uncut=True)
     say(f"peer api {printed}", "", uncut=True)
-    say(f"On this machine {short} stands for the invite: peer chat {short}", err=True)
+    say(f"On this machine {short} means the invite: peer chat {short}", err=True)
 
 
 def _kept_or_given(model: str | None, home: Path | None) -> str | None:

@@ -25,7 +25,7 @@ from peer.errors import ConfigError
     "--plot",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Only draw the loss by round, as the events in this machine's home of the run tell it: .png, .svg or .pdf.",
+    help="Only draw the loss by round, from the events in this machine's home of the run: .png, .svg or .pdf.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, which has more about each peer.")
 def status(invite: str | None, home: Path | None, guests: bool, watch: bool, plot: Path | None, as_json: bool) -> None:
@@ -57,6 +57,6 @@ def _plot(home: Path, file: Path) -> None:
 
     losses = losses_in(home)
     if not losses:
-        raise ConfigError(f"the events in {home} tell of no loss: give the --home of a peer or coordinator of the run")
+        raise ConfigError(f"the events in {home} have no loss: give the --home of a peer or coordinator of the run")
     draw_home(losses, file)
     say(f"Drew the loss to {file}.")

@@ -22,8 +22,8 @@ _POLL_S: Final = 0.1
 
 
 class Monitor:
-    """`peer monitor` for the run of a quickstart, from `begin` to the end of the block. A quickstart goes on without it
-    where it fails: what it shows is of no consequence for the run."""
+    """`peer monitor` for the run of a quickstart, from `begin` to the end of the block. If it fails, the
+    quickstart continues without it: nothing in the run depends on it."""
 
     def __init__(self, home: Path) -> None:
         self.page: Final = home / PAGE / "index.html"

@@ -81,7 +81,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     killed: list[str]
     added: list[str]
     sample: str
-    """What the trained model wrote, asked through block servers; empty if an invariant did not hold."""
+    """The trained model's answer through block servers; empty if an invariant did not hold."""
     wall_s: float
     broken_invariants: list[str]
     stages: list[StageReport] = []

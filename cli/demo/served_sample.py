@@ -1,7 +1,7 @@
 """The end of a quickstart: block servers of the model that it trained, and a turn of a chat through the network.
 
-With faults, one of three servers is killed in the middle of the answer; the other two hold all blocks, so that the
-answer goes on.
+With faults, one of three servers is killed in the middle of the answer; the other two hold all blocks, so the answer
+continues.
 """
 
 from __future__ import annotations

@@ -172,7 +172,7 @@ def _audit_micro_batches(
     view: ViewState, manifest: Manifest, heads: list[Head], unknown: list[str]
 ) -> tuple[MicroBatches, list[int]]:
     """Audit every stage. Return the micro-batch counts, and for each stage those that only the first stage has merged
-    and no ledger tells of.
+    and no ledger lists.
 
     Adds a sentence to `unknown` for each stage whose commits are not all known, or whose ledger does not add up.
     """

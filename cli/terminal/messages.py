@@ -33,8 +33,8 @@ class Messages(Protocol):
     """Whether a person types them."""
 
     async def next(self) -> Message | None:
-        """Return the next message; None behind the last one. Raises ConfigError for one that is none, and goes on
-        behind it; KeyboardInterrupt where the person wants to end."""
+        """Return the next message; None after the last one. Raises ConfigError for an invalid one, and the next
+        call continues after it; KeyboardInterrupt if the user wants to end."""
 
 
 def can_edit() -> bool:

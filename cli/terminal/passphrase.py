@@ -14,7 +14,7 @@ BYTES_MAX: Final = 1024
 
 
 def ask_passphrase(of: str, confirmed: bool = False) -> str:
-    """Ask for the passphrase of what `of` names; `confirmed`: ask twice, and go on until both are the same.
+    """Ask for the passphrase of what `of` names; `confirmed`: ask twice, and repeat until both are the same.
 
     Raises ConfigError for one that is no text."""
     if not sys.stdin.isatty():

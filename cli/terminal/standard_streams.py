@@ -1,7 +1,7 @@
 """The three standard streams of this process, made such that what is said can always be written.
 
-A terminal may go away under a peer that stays: its window is closed, its ssh connection lost. What is written there
-from then on goes nowhere, for this process and its children. Letters that an encoding lacks are written as escapes. So
+A terminal may go away under a peer that stays: its window is closed, its ssh connection lost. Later output then
+goes nowhere, for this process and its children. Letters that an encoding lacks are written as escapes. So
 no writer of this program has to ask for either.
 """
 

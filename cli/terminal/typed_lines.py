@@ -47,8 +47,8 @@ class TypedLines:
         self._is_over = False
 
     async def next(self) -> str | None:
-        """Return the next line without its end; None behind the last one. Raises ConfigError for one that is no text,
-        or too long; the next call goes on behind it."""
+        """Return the next line without its end; None after the last one. Raises ConfigError for one that is no text,
+        or too long; the next call continues after it."""
         skips = False
         while True:
             line, end, rest = self._held.partition(b"\n")

@@ -1,7 +1,7 @@
-"""Messages that a person edits on a terminal, with the earlier ones at hand: a prompt of prompt_toolkit.
+"""Messages that the user edits on a terminal, with the earlier ones at hand: a prompt of prompt_toolkit.
 
-It runs in a thread, as it has an event loop of its own, so that all other tasks go on while a person types. It writes
-nothing to disk.
+It runs in a thread, as it has an event loop of its own, so that all other tasks continue while the user types. It
+writes nothing to disk.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class TypedPrompt:
                     loop.call_soon_threadsafe(self._leave_if_told)
 
     def _leave_if_told(self) -> None:
-        """End the prompt, in its own thread, if it is to end and has not. It looks once its loop is there, so that it
+        """End the prompt, in its own thread, if it is to end and has not. It checks once its loop runs, so that it
         either sees what `_end_when_cancelled` has set, or is called by that."""
         app = self._session.app
         if self._leaves and app.future is not None and not app.future.done():

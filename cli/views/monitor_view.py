@@ -31,7 +31,7 @@ _FIRST_TO_GO: Final = (
     "state", "up", "down", "seen", "tokens", "waiting", "queue", "batch/s", "quorum", "id", "down/s", "up/s", "kv",
     "ms", "speed", "merged", "margin", "loss", "in", "sessions", "blocks",
 )  # fmt: skip
-"""What a narrow terminal does not show."""
+"""Columns that a narrow terminal omits."""
 _PHASE_LEAST: Final = 9
 _SEVERITIES: Final = {"critical": "bold red", "warning": "yellow", "info": ""}
 

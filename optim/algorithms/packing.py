@@ -22,7 +22,7 @@ from peer.errors import ProtocolViolation
 Part: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 """(index, value), each (tiles, k): the chosen coefficients of each tile of one piece, no index twice in a tile."""
 Quantized: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""(codes, levels, shift): values that stand for levels[codes] + shift."""
+"""(codes, levels, shift): the values are levels[codes] + shift."""
 
 
 @dataclass(frozen=True)

@@ -80,7 +80,7 @@ class SparseLoco(SparseMethod):
 
 def quantize(value: torch.Tensor, bins: int) -> Quantized:
     """Return (q, levels, shift): uint8 codes below `bins`, the mean of each bin's values (fp32, as sent), and the mean
-    of all values. Bins have equal width over +-3 standard deviations. A code stands for levels[q] + shift."""
+    of all values. Bins have equal width over +-3 standard deviations. A code decodes to levels[q] + shift."""
     shift = value.mean()
     centered = value - shift
     scale = RANGE_IN_SIGMAS * centered.norm() / math.sqrt(max(1, centered.numel() - 1)) / bins

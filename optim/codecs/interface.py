@@ -70,7 +70,7 @@ class Codec(Protocol):
 
     def decode(self, data: Buffer, numel: int, out: torch.Tensor | None = None) -> torch.Tensor:
         """Return fp32, shape (numel,), finite. `ProtocolViolation` unless `data` is `encoded_size(numel)` bytes that
-        stand for finite values; `out` may be partly written then. Scratch memory does not grow with `data`."""
+        decode to finite values; `out` may be partly written then. Scratch memory does not grow with `data`."""
         ...
 
     def decoded_sqnorm(self, data: Buffer, numel: int) -> float:

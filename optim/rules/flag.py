@@ -11,9 +11,9 @@ K_ij = u_i . u_j. With D = diag(d) and the leading eigenvector v of D K D, eigen
 
 So the projection is a weighted sum of the contributions, with weights a_i / |g_i|, which may be negative.
 
-The paper's subspace has m dimensions. Here it has one, the default of the authors' code: with more of them the
-direction of a single liar is inside. From their code this differs otherwise, too: the gate's weights are in the sum, y
-starts at the plain singular vector instead of at random, and the optional term of pairwise differences is left out.
+The paper's subspace has m dimensions. Here it has one, the default of the authors' code: with more the subspace
+contains the direction of a single liar. From their code this differs otherwise, too: the gate's weights are in the sum,
+y starts at the plain singular vector instead of at random, and the optional term of pairwise differences is left out.
 Each owner judges its own slice alone.
 """
 

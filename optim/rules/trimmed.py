@@ -1,8 +1,8 @@
 """The trimmed mean and the median of each coordinate (Yin et al., arXiv 1803.01498).
 
 Of n values of a coordinate the k largest and the k smallest are left out, and the others are averaged. With at most k
-liars each result lies between two honest values, however the liars choose theirs: at least n - k honest values are
-there, so the k-th smallest value of all is at least the smallest honest one.
+liars each result lies between two honest values, however the liars choose theirs: at least n - k values are honest,
+so the k-th smallest value of all is at least the smallest honest one.
 
 Contributors count alike. A weight by tokens would let a peer that did more work than others, or says so, be the median
 alone. Only the gate's clip is kept, as factor of the values: of one or two contributors nothing can be cut, and the

@@ -120,7 +120,7 @@ class LowRankCoding(GatheredCoding[list[Factors]]):
     def sqnorm(self, index: int, message: list[Factors]) -> float:
         total = sum(factors.square_sum() for factors in message)
         if not math.isfinite(total):
-            raise ProtocolViolation("a low-rank message stands for values that are not finite")
+            raise ProtocolViolation("a low-rank message decodes to values that are not finite")
         return total
 
     def mean(self, index: int, messages: Sequence[list[Factors]], weights: Sequence[float]) -> Iterator[Drawn]:

@@ -110,7 +110,7 @@ def even_fragments(layout: FlatLayout, count: int) -> list[list[slice]]:
     other parameter (embedding, head).
 
     An embedding may be a third of the model. In one fragment it would keep the peak of bandwidth high, which fragments
-    are there to lower."""
+    should lower."""
     if count == 1:
         return [[slice(0, layout.numel)]]
     blocks = [name for name in layout.slots if any(part.isdigit() for part in name.split("."))]

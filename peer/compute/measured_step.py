@@ -32,7 +32,7 @@ def measured_step(trainer: InnerTrainer, seq_len: int, limit_bytes: float) -> St
             break
     if best is None:
         raise ConfigError(
-            f"not even one sequence fits into the {room / 1e9:.3g} GB of the device that are there for a step: free"
+            f"not even one sequence fits into the {room / 1e9:.3g} GB of the device that a step may use: free"
             " some, raise --memory-limit, or join a run of a smaller model"
         )
     return best

@@ -1,7 +1,7 @@
 """Training as one rank of several, which share one model. Imported only there.
 
-What one rank alone can know, that its time is up or its memory too small, all of them do together: a rank that waits in
-a collective for one that has gone another way would wait without end.
+One rank alone may know that its time is up or its memory too small, but all act on it together: a rank that waits in a
+collective for one that took another path would wait without end.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class RankTrainer(ModelTrainer):
 
     def _tried(self, compute: Callable[[int], float]) -> tuple[float, bool]:
         """Return what `compute` does, and whether memory ran out. Where the model is cut the others are waiting in the
-        midst of it for this rank: it ends the group, and the next one begins with what `on_smaller` was told."""
+        midst of it for this rank: it ends the group, and the next one begins with the size given to `on_smaller`."""
         try:
             return compute(self.step_size.sequences), False
         except (RuntimeError, MemoryError) as error:

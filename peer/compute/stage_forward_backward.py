@@ -1,6 +1,6 @@
 """The arithmetic of a stage under one set of weights: hidden states forward, gradients backward.
 
-Shapes: B sequences of this rank, T tokens, C hidden_size, P parameters of the stage, n of which this rank holds.
+Shapes: B sequences of this rank, T tokens, C hidden_size, P parameters of the stage, n of them on this rank.
 """
 
 from __future__ import annotations

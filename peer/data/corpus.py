@@ -173,8 +173,8 @@ def within_memory(config: DataConfig, memory_bytes: float) -> DataConfig:
 
 
 def token_cache_bytes(config: DataConfig, folder: str = "") -> int:
-    """Return the bytes that `cache` of `load_corpus` takes: four for each id, of which a text has at most one for two
-    bytes; tokenizers commonly make it one for four. Reads no text. Unreadable files count as none."""
+    """Return the bytes that `cache` of `load_corpus` takes: four for each id. A text has at most one id for two bytes;
+    commonly one for four. Reads no text. Unreadable files count as none."""
     if config.source == "folder" and not folder:
         return 0
     size_bytes = sum(file.size_bytes * (RATIO if is_packed(file.path) else 1) for file in find_files(_source(folder)))

@@ -52,7 +52,7 @@ class _Scanner:
 
     def __init__(self) -> None:
         self.object = bytearray()
-        """What there is of the object that is open."""
+        """The bytes so far of the open object."""
         self.is_open = False
         self._depth = 0
         self._level = 0

@@ -79,7 +79,7 @@ def _results_kept(work: Workload, result_bytes: float) -> float:
 
 
 def written_in_a_day(work: Workload, rounds: float) -> float:
-    """Return about how many bytes the disk takes in a day of so many rounds: checkpoints, results, exchanges and the
+    """Return about how many bytes the disk takes in a day of `rounds` rounds: checkpoints, results, exchanges and the
     inner optimizer's state; with states in files also what is shared with the worker and the method's own vectors."""
     moved, result = _exchange_bytes(work)
     a_round = result + 2.0 * work.vector_bytes * work.state_on_disk + _in_files(work)

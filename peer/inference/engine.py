@@ -40,7 +40,7 @@ class StepRefused(Exception):
         super().__init__(message)
         self.cause: RefusalCause = cause
         self.have = have
-        """The positions of the session that are here."""
+        """How many of the session's positions the span holds."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +179,7 @@ class Engine:
         prefix: str = "",
     ) -> int:
         """Begin a session of a client, seen at an address prefix; it uses `blocks` (first, end) of the span, None for
-        all. Return how many positions are here already, from one of that client that began alike (`names`, as
+        all. Return how many positions it holds already, from one of that client that began alike (`names`, as
         `CachePool.open`). Raises StepRefused."""
         span = self.blocks.span
         first, end = blocks or (span.first, span.end)
@@ -356,7 +356,7 @@ class Engine:
         return plan
 
     def _rows(self, session: _Session) -> int:
-        """Return how many sessions that generate may take part in a step: this span's share of those that did lately.
+        """Return how many sessions that generate may take part in a step: this span's share of those that did recently.
         If one step took all of them, the servers of the other spans would wait meanwhile."""
         lately = self._steps - LATELY_STEPS
         busy = sum(bool(other.waiting) or other.turned_at > lately for other in self._sessions.values())

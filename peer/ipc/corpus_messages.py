@@ -22,7 +22,7 @@ class LoadCorpus(msgspec.Struct, frozen=True, tag="load_corpus", kw_only=True):
     data: DataConfig
     tokenizer: str
     vocab_size: int
-    """Of the model: the tokenizer may have no more ids."""
+    """The model's: the tokenizer may have no more ids."""
     text: OwnText
     directory: str
     """The one folder that the worker may write."""

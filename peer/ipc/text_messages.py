@@ -25,7 +25,7 @@ class LoadText(msgspec.Struct, frozen=True, tag="load_text", kw_only=True):
     tokenizer: str = ""
     """The path of a tokenizer.json; "" for none."""
     vocab_size: int = 0
-    """Of the model: the tokenizer may have no more ids."""
+    """The model's: the tokenizer may have no more ids."""
     chat_template: str = ""
     bos: str = ""
     """The token before a text, as the template names it."""

@@ -20,7 +20,7 @@ Counts = Callable[[], dict[str, int]]
 class ConnectionCounts:
     """The counters of one host, from the parts that keep them, and its events about them.
 
-    `connections_counted` tells the counters once a minute. `connections_refused` tells how many connections gave way or
+    `connections_counted` reports the counters once a minute, `connections_refused` the connections that gave way or
     were refused since the last such event, by the cap that was reached: the first at once, then one event a minute.
     """
 

@@ -95,7 +95,7 @@ class BlockWorkerGroup:
     def __init__(self, config: BlockConfig) -> None:
         self.config = config
         self.load: WorkerLoad | None = None
-        """What the worker reported last; None before."""
+        """The worker's last report; None before."""
         self._rings: _Rings | None = None
         self._replaced = Notifier()  # notified with new rings
         self._unsent: deque[bytes] = deque()  # ends of sessions that the ring had no room for

@@ -50,7 +50,7 @@ class Download:
     shares: tuple[VoteShare, ...] = ()
     """Invites and address prefixes that hold half or more of the votes of a head."""
     losses: tuple[float, ...] = ()
-    """The held-out losses that members have told of themselves, in nats a byte."""
+    """The held-out losses that members report of themselves, in nats a byte."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ async def download_head(invite: Invite, part_file: Path) -> Download:
     """Fetch the state of the highest head that is proved and held, from several of its holders at once. Of a pipeline,
     fetch that of each stage's group, where possible at most `APART_MAX` rounds apart, and join them to the whole model.
 
-    Rounds go on meanwhile: if no peer serves the state any more before it has been fetched, the next head is tried.
+    Rounds continue meanwhile: if no peer serves the state any more before it has been fetched, the next head is tried.
     Raises NotAdmitted, DialError, and NetworkError if no proven head can be fetched.
     """
     async with open_client(invite) as client:
@@ -153,7 +153,7 @@ class _HeadDownload:
         authority = records.get(manifest.authority)
         if authority is not None and authority.round > best.head.round:
             raise NetworkError(
-                f"no peer that holds round {authority.round} is there (only round {best.head.round} is):"
+                f"no peer that holds round {authority.round} answers (only of round {best.head.round}):"
                 " wait for a member, or export from the --home of one"
             )
         size_bytes, vectors = state_bytes(manifest, stage), len(vectors_of(manifest, stage))
@@ -172,7 +172,7 @@ def _losses(records: Mapping[str, MemberRecord]) -> tuple[float, ...]:
 
 async def _download_replica(client: RunClient, part_file: Path) -> Download:
     """Fetch the weights of one peer near the group's median round: a gossip run has no common state. If that peer has
-    gone on before the first chunk was asked for, another is tried."""
+    moved on before the first chunk was requested, another is tried."""
     for _ in range(TRIES - 1):
         with suppress(NetworkError):
             return await _try_replica(client, part_file)

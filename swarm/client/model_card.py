@@ -1,6 +1,6 @@
 """The model card of an export: README.md with the front matter that the Hugging Face Hub reads.
 
-Names and numbers in it were said by others: text is bounded and stands in code or with its marks escaped, so that it is
+Names and numbers in it were said by others: text is bounded and put in code, or its marks are escaped, so that it is
 neither Markdown nor YAML.
 """
 
@@ -36,9 +36,9 @@ class TrainedFacts:
     tokens: int = 0
     """Of all peers together, as the heads say; 0 where none does."""
     losses: tuple[float, ...] = ()
-    """Held-out losses, in nats a byte, as single peers have told them last."""
+    """Held-out losses, in nats a byte, as single peers reported them last."""
     corpora: tuple[CorpusFacts, ...] = ()
-    """What the exported homes have read."""
+    """The corpora that the exported homes have read."""
 
 
 def model_card(manifest: Manifest, facts: TrainedFacts, source: str = ".") -> str:

@@ -1,7 +1,7 @@
 """Read-only access to a run, without taking part: to look (`peer status`), check (`doctor`) or fetch (`export`).
 
 A client generates its own key, so it never gets in the way of a peer that runs from the same home, and it publishes
-nothing. What makes it a client ends within the hour: it is renewed for as long as the client stays.
+nothing. Its credential ends within the hour: it is renewed for as long as the client stays.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ class CoordinatedGroup:
         disk: Disk = "new",
     ) -> None:
         """`home`: the coordinator's. `known_peers`: those whose records say that they belong to the group. `disk`: the
-        group of a home that was there before begins only `BEGIN_S` after the process: it may have begun already."""
+        group of a home that existed before begins only `BEGIN_S` after the process: it may have begun already."""
         self.stage = stage if manifest.stages > 1 else None
         self.told = Notifier()
         """Notified of each event that `last_told` holds."""

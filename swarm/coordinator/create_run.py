@@ -154,7 +154,7 @@ def _check_slices(run: RunConfig, layout: FlatLayout, state: Sequence[Tensor]) -
     largest = max(coding.result_bytes(index, run.run.max_peers) for index in range(coding.count))
     if largest > SLICE_BYTES_MAX:
         raise ConfigError(
-            f"[run] max_peers is {run.run.max_peers}: with this method a merged slice of so many peers would take"
+            f"[run] max_peers is {run.run.max_peers}: with this method a merged slice of as many peers would take"
             f" {largest / 1e6:.0f} MB, and a call carries {SLICE_BYTES_MAX / 1e6:.0f}: lower max_peers, topk or rank"
         )
 

@@ -170,7 +170,7 @@ async def take_over(home: Home, successor: Successor) -> None:
     async with open_client(invite, home.path) as client:
         manifest = client.training
         if not manifest.outer.has_common_state:
-            raise ConfigError("the peers of a gossip run go on by themselves: it needs no coordinator")
+            raise ConfigError("peers of a gossip run continue by themselves: it needs no coordinator")
         place = Place(client.host, home, manifest)
         for stage in range(manifest.stages):
             await _bring(client, place, stage, successor.identity)

@@ -23,7 +23,7 @@ class OutgoingUpdate:
         self._delta: Packed | None = None
         self._closed = False
         self.delta_ready = trio.Event()
-        """Set when delta is there, or when the update is closed without it."""
+        """Set when the delta is ready, or when the update is closed without it."""
 
     async def phi(self) -> Packed:
         """Return phi, encoded. Raises ProtocolViolation if the weights do not fit the codec."""

@@ -88,7 +88,7 @@ class ServerConduct:
         return full, without - full
 
     def measured(self, peers: Iterable[str], excess_ms: float) -> None:
-        """Note how much longer than foretold a token took that these servers computed together. Which one was slow
+        """Note how much longer than foretold a token took that these servers computed together. The slow one
         shows when they work with others: each server's lowest recent value counts."""
         now = self._clock()
         if len(self._excess) > CLAIMS_MAX:

@@ -89,7 +89,7 @@ class RemoteSession:
         self._allowed = self._ceiling = 0
         """How far tokens may be drawn: since the last revision, and ever."""
         self._given = 0
-        """The position behind the last prompt."""
+        """The position after the last prompt."""
         self._ahead = self._stalled = False
         """Whether the servers may have drawn more than was taken; whether no token has come for `STALL_S`."""
         self._judge = RouteJudge(servers, lambda peer: servers.plan((), "all", self.commit, wire, (peer,)))

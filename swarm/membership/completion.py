@@ -56,9 +56,9 @@ async def run_is_over(
     """Return when all other peers have the last of `rounds` and none measures any more. `authority`: the coordinator,
     whose record must be read first; for `ARRIVAL_S` at most, since it may be gone permanently.
 
-    `trains`: this peer is a replica and has the last round. A feeder waits until at least one other peer is there, and
-    until one has the last round the regular readings of `membership` are new enough for it. A peer that is missing from
-    a reading counts as there while its record may live, unless it has said goodbye: a store that was frozen lacks it.
+    `trains`: this peer is a replica and has the last round. A feeder waits for at least one other peer, and until
+    one has the last round the regular readings of `membership` are new enough for it. A peer that is missing from a
+    reading counts as present while its record may live, unless it has said goodbye: a store that was frozen lacks it.
     """
     read: dict[str, tuple[float, MemberRecord]] = {}  # when each record was first read: an old one expires
     has_left, looked_at = membership.has_left, trio.current_time()

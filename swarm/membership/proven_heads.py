@@ -5,7 +5,7 @@ report it. A lie is reported as the event `peer_penalized`, and changes nothing 
 later head.
 
 The keys of members that have left can still sign a second history after an old head. So the coordinator's last word
-counts, which is its answer or what it has signed in any proof: later heads have to lead on from there.
+counts, which is its answer or its signature in any proof: later heads have to lead on from there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Votes of a head per invite and per address prefix: identities are free, so these may all be one operator's.
 
 Where the coordinator is a witness, a majority of the members' keys is the run: it can sign other rounds after the
-head, also later, when it has left. A peer cannot tell one person's machines from those of several, so people are told.
+head, also later, when it has left. Peers cannot distinguish one operator's machines from those of several: they warn.
 """
 
 from __future__ import annotations

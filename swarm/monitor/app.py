@@ -123,7 +123,7 @@ def monitor_app(collector: MonitorCollector, access: Access, history: History) -
         watch = collector.state.monitor
         age_s = None if watch.last_success is None else time.time() - watch.last_success
         well = age_s is not None and age_s <= FRESH_S
-        body = {"status": "ok" if well else "the run was not read lately", "age_s": age_s}
+        body = {"status": "ok" if well else "no recent reading of the run", "age_s": age_s}
         return JSONResponse(body, 200 if well else 503, _NO_STORE)
 
     async def stream(request: Request) -> Response:

@@ -1,7 +1,7 @@
 """The collector: every few seconds one reading through one client connection, and from it the state.
 
-It reads records and heads as `peer status` does, then what led to the last heads, then what members tell of their
-events. Each part has a bound in time and in memory. Where no peer answers it tries again, and says so.
+It reads records and heads as `peer status` does, then what led to the last heads, then the events that members
+report. Each part has a bound in time and in memory. Where no peer answers it tries again, and says so.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ from swarm.status.state import KeptHome, MonitorState, Verdict, Watch
 
 EVERY_S: Final = 5.0
 READING_S: Final = 40.0
-"""A reading ends after so long, whatever peers do."""
+"""A reading ends after this time, whatever peers do."""
 AGAIN_S: Final = 5.0
 REOPEN_AFTER: Final = 12
-"""After so many readings without any answer the connection is opened again."""
+"""After this many readings without any answer the connection is opened again."""
 
 _OVER: Final = "the last round is in the home: make the model with `peer export --home DIR --out DIR`"
 

@@ -51,12 +51,12 @@ class _Families:
             name = "monitor_last_success_timestamp_seconds"
             yield _gauge(name, "When the run was last read.", (), [((), watch.last_success)])
         found = Counter((alert.name, alert.severity) for alert in state.alerts)
-        about = "What stands still, breaks next or should be known."
+        about = "Alerts that hold now, by name and severity."
         yield _gauge("alerts", about, ("alert", "severity"), found.items())
         if state.kind == "unknown":
             return
         labels = (state.run_id, installed_version(), state.method, state.codec)
-        about = "What this monitor looks at; `version` is the monitor's."
+        about = "The run watched; `version` is the monitor's."
         yield _gauge("run_info", about, ("run", "version", "method", "codec"), [(labels, 1.0)])
         yield _gauge("peers", "Peers by role and by how they say they are reached.", ("role", "link"), self._peers())
         yield from self._counted_of_events()

@@ -12,13 +12,13 @@ from swarm.status.state import Alert, MonitorState
 from swarm.web.webhook import Webhook
 
 SETTLED_S: Final = 20.0
-"""A verdict that stands for less is not told: at an edge it goes to and fro."""
+"""A verdict that lasts for less is not sent: near a threshold it may flap."""
 
 
 class MonitorNotices:
-    """POSTs a small JSON object for each verdict that has settled and differs from the one told before (the first one
+    """POSTs a small JSON object for each verdict that has settled and differs from the one sent before (the first one
     only if something is wrong), and when an alert begins and ends. `on_failure(event, reason)`: what could not be
-    told."""
+    sent."""
 
     def __init__(self, url: str, collector: MonitorCollector, on_failure: Callable[[str, str], None]) -> None:
         self._collector = collector

@@ -54,7 +54,7 @@ class ForwardHandler:
         on_counted: Callable[[Range, str], None],
     ) -> None:
         self.later_epoch = 0
-        """The latest epoch of which the stage before has sent a micro-batch. Above ours: it has committed since."""
+        """The latest epoch of a micro-batch from the stage before. Above ours: it has committed since."""
         self._host, self._settings, self._runner, self._senders = host, settings, runner, senders
         self._on_later_epoch, self._on_counted = on_later_epoch, on_counted
         self._group = settings.groups[runner.stage]

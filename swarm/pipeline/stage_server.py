@@ -156,7 +156,7 @@ class StageServer:
         return LoadReport(float(compute.waiting), compute.service_s)
 
     def moved(self, head: Head) -> tuple[Range, ...]:
-        """The group has committed `head`; call this just before the worker is told to import its weights. Return the
+        """The group has committed `head`; call this just before the worker imports its weights. Return the
         samples counted here since the capture and merged by others (see `SampleAccounting.reset`)."""
         self.runner.notice_loss()
         conflicts = self.accounting.reset(head)

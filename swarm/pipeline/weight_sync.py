@@ -2,8 +2,8 @@
 
     commit of epoch e --adopt--> worker's weights, accounting --> server takes calls of epoch e
 
-The worker's weights are changed by one task only (`_keep_in_sync`), never by a round, which may be cancelled. What the
-two modes do differently is left to subclasses.
+The worker's weights are changed by one task only (`_keep_in_sync`), never by a round, which may be cancelled. The
+differences between the two modes are left to subclasses.
 """
 
 from __future__ import annotations

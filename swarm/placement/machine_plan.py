@@ -55,7 +55,7 @@ class StageNeed(msgspec.Struct, frozen=True):
     disk: dict[str, float]
     device_bytes: float
     host_bytes: float
-    """Of the machine's memory: with the device's where there is no GPU."""
+    """The machine's memory: with the device's where there is no GPU."""
     disk_bytes: float
     fits: bool
     state: Literal["memory", "disk"]
@@ -270,7 +270,7 @@ def _room(shape: RunShape, machine: Machine, needs: list[StageNeed]) -> Iterator
     if largest.host_bytes > machine.host_bytes:
         yield (
             f"{_gb(largest.host_bytes)} of memory are needed, with the run's states in files, and"
-            f" {_gb(machine.host_bytes)} are there; no setting of this machine changes that"
+            f" {_gb(machine.host_bytes)} exist; no setting of this machine changes that"
         )
     device = max(need.device_bytes for need in needs)
     if machine.device != "cpu" and device > machine.device_bytes:

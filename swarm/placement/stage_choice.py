@@ -57,7 +57,7 @@ def stage_to_take(
     kept: Sequence[int],
     last: int | None = None,
 ) -> int | None:
-    """Return the stage of a joiner: the first empty one of those it has `kept` a state of; where none is empty, its
+    """Return the stage of a joiner: the first empty one whose state it has `kept`; where none is empty, its
     `last` one, whose group may lack its vote; else where it is worth most among all that are choosing now. None if it
     can serve none."""
     view = view_of(now_s, records, costs)

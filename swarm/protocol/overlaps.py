@@ -20,7 +20,7 @@ def select_disjoint(bodies: Sequence[Contribution], receipts: Sequence[Sequence[
 
     `receipts[i]`: the samples of contribution i with receipts of the stage before. While contributions overlap, one is
     left out: the one that claims, without receipts, most samples for which others have receipts, so that a liar cannot
-    take what others have counted. Among equals it is the one in conflict with most others, so that one that claims
+    take samples that others counted. Among equals it is the one in conflict with most others, so that one that claims
     everything loses to all; then the one with the fewest receipts, the smaller one, the later one."""
     held = receipts or [()] * len(bodies)
     rivals, void = _conflicts(bodies, held)

@@ -73,7 +73,7 @@ class ReplicaActor:
         self.began = Notifier()
         """Notified when an exchange begins."""
         self.committed = Notifier()
-        """Notified once a head's weights are here."""
+        """Notified once a head's weights have arrived."""
         self.fetching = 0
         """States on their way here."""
         self.exchanges: OrderedDict[bytes, SliceExchange] = OrderedDict()

@@ -59,7 +59,7 @@ def work_of(
 
 
 def work_timeout(schedule: RoundSchedule, timeouts: AdaptiveTimeouts, speed: Callable[[], float]) -> WorkTimeout:
-    """Return how long a replica waits for a leader's work: less than a plan's deadline, if what it has measured shows
+    """Return how long a replica waits for a leader's work: less than a plan's deadline, if its measurements show
     that this is far too long. `speed`: its inner steps a second, 0 if unknown.
 
     A pipeline stops while a stage has no replica, so there its own speed shows nothing. In a synchronous one the usual

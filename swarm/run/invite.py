@@ -250,7 +250,7 @@ class _Reader:
     def _link(self, is_own: bool) -> Link:
         guests, kind = divmod(self._number(GUESTS_MAX << 2 | 3), 4)
         if kind >= len(_KINDS) or guests > GUESTS_MAX:
-            raise ValueError("no link is of this kind, or for so many guests")
+            raise ValueError("no link is of this kind, or number of guests")
         expires = self._number(EXPIRES_END - 1)
         return Link(_KINDS[kind], bytes(_KEY_BYTES) if is_own else self._key(), guests, expires, self._take(64))
 

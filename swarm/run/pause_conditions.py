@@ -1,4 +1,4 @@
-"""Conditions under which a peer rests by itself, as `peer join --pause-when` names them, over what this machine tells.
+"""Conditions under which a peer rests by itself, as `peer join --pause-when` names them, by this machine's reports.
 
 Only the owner's activity counts, not the machine's load, which is largely the peer's own work. A pause begins at once
 and ends only when its condition has not held for `CALM_S`, so that it does not flap.

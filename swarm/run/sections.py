@@ -94,7 +94,7 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.lone_survivor:
             found.append(
-                "with lone_survivor = true the run goes on by itself with the last one of three members or more, or"
+                "with lone_survivor = true the run continues by itself with the last of three members or more, or"
                 " with newcomers, which may lie: leave it out where you do not know all members"
             )
         return found
@@ -112,7 +112,7 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The section [pipeline]: how the model is cut into stages."""
 
     stages: int = 1
-    """With 1 every peer holds the whole model, and the other fields have no meaning."""
+    """If 1, every peer holds the whole model, and the other fields have no meaning."""
     micro_batch: int = 0
     """Sequences that travel together; 0: as many as [inner] batch_size."""
     activations: Literal["int8", "int4", "fp16", "none"] = "int8"

@@ -61,7 +61,7 @@ class CommitServers:
         if server is None and isinstance(message, StartSession):
             found = self._servers.get(message.commit)
             if found is None:
-                reason = "this server has gone on to another commit"
+                reason = "this server has moved to another commit"
                 flow.send(SessionRefused(message.session, message.revision, "commit", reason))
                 return
             server = found[1]

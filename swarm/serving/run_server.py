@@ -276,7 +276,7 @@ class RunServer:
                     break
         finally:
             self._servers.remove(served)
-            server.end_all("commit", "this server has gone on to another commit")
+            server.end_all("commit", "this server has moved to another commit")
             self._ended_tokens += server.tokens
         nursery.cancel_scope.cancel()
 

@@ -48,7 +48,7 @@ class ServedSession:
         self.received = 0
         """The position of the token that comes next."""
         self.computed = 0
-        """The position behind the last output; before `received` while the worker has something to do."""
+        """The position after the last output; before `received` while the worker has something to do."""
         self._used_at = trio.current_time()
         self.opened = False
         """Whether the worker has it."""
@@ -64,7 +64,7 @@ class ServedSession:
         self.target: Flow | None = None
         """The flow with the peer that tokens go to; None while there is none, and for this peer itself."""
         self.ended_at: float | None = None
-        """When the client was last heard of before its flow ended, in trio's time."""
+        """The client's last contact before its flow ended, in trio's time."""
         self.connecting = trio.CancelScope()
         """In which its target is connected to."""
         self._send_queue: deque[SentTokens] = deque()

@@ -77,7 +77,7 @@ class StageSelection:
         self._context, self._manifest, self._host = context, context.manifest, context.host
         self.membership = Membership(context.node, context.host, MEMBERS, context.manifest.run_id, self._describe)
         self.phase = "starting"
-        """What this peer publishes while it has no replica."""
+        """The phase that this peer publishes while it has no replica."""
         self.resting = False
         """Whether it has no part in its stage of a pipeline, as its owner has paused it."""
         self._costs = stage_costs(context.manifest)
@@ -262,8 +262,8 @@ class StageSelection:
         self._host.events.emit(MoveStarted(source=target, target=source, gain=0.0, reason="no peer serves it"))
 
     def _note_missing(self) -> None:
-        """Report which stages no peer serves: training waits for them, unless they have left with their last commit, of
-        which the coordinator may learn a moment later."""
+        """Report which stages no peer serves: training waits for them, unless they have left with their last commit,
+        which the coordinator may receive a moment later."""
         now, records = time.time(), self.membership.view
         self._finished |= {record.stage for record in records.values() if self._has_last_round(record)}
         needed = () if self._is_over or self._all_have_ended() else range(self._manifest.stages)
@@ -322,7 +322,7 @@ class StageSelection:
         """Whether this peer must open its replica again, to ask the backup holders (`swarm.training.restore`).
 
         Either the stage was served when the peer set out, and the last replica was lost before the peer had its state.
-        Or the group does not take the peer in with what it has, while other stages go on from later rounds.
+        Or the group does not admit the peer with its state, while other stages continue from later rounds.
         """
         if not self._is_arriving or self._place.stage not in self._missing:
             return False

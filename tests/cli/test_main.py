@@ -109,7 +109,7 @@ def test_every_command_matches_its_module() -> None:
         ("relay --rate much", "--rate 'much' is no number: see `peer relay --help`"),
         (
             'doctor --text-field a"b',
-            "--text-field 'a\"b' names no field: give 1 to 128 printable letters, none of them a quote or backslash",
+            "--text-field 'a\"b' names no field: give 1 to 128 printable letters, without quote or backslash",
         ),
         ("quickstart --peers 2", "--peers 2 is not in the range 3<=x<=16: choose a number in it"),
         ("status --nonsense", "`peer status` has no option --nonsense: see `peer status --help`"),

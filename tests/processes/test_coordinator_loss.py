@@ -97,7 +97,7 @@ async def test_a_lost_majority_is_regrouped_by_the_operator_and_a_lost_everybody
         p2.kill()
         await swarm.coordinator.wait_for("quorum_lost", since=again)
         gone = [str(peer) for peer in swarm.coordinator.all("quorum_lost")[-1].fields["away"]]
-        assert len(gone) == 2 and "goes on from round" in await regroup(swarm, *gone)
+        assert len(gone) == 2 and "resumes from round" in await regroup(swarm, *gone)
         alone = await p0.wait_for("round_committed", lambda fields: fields["term"] > together, before)
         await p0.wait_for("checkpoint_saved", lambda fields: fields["round"] >= alone.fields["round"])
 

@@ -2,7 +2,7 @@
 
     12D3KooW...-<tag>._barnraise._tcp.local.
 
-The tag is a keyed hash of run and peer. It tells other peers of the run that this one knows the run's id, too, and all
+The tag is a keyed hash of run and peer. It shows other peers of the run that this one knows the run's id, and all
 others nothing: not the run, and not which machines are in one. Nor can they make a tag for a peer of their own.
 """
 

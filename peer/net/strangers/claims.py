@@ -63,7 +63,7 @@ class UnprovenDials:
                 spent = _recent(failures) >= (FAILURES_MAX - self._others() if strict else FAILURES_AT_ONE_MAX)
                 if closed.paused(place) or (guarded and spent):
                     what = "is only claimed" if claimed else "has not led to its peer yet"
-                    raise DialError(f"{address} {what}, and dials there failed lately", "refused")
+                    raise DialError(f"{address} {what}, and recent dials there failed", "refused")
                 try:
                     yield
                 except BaseException:

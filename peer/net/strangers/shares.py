@@ -133,7 +133,7 @@ class Slots(_SlotTable[Holder]):
 
 
 class SharedSlots(_SlotTable[Holder]):
-    """Slots of which a group may have all, until another one asks. Then the group that holds most gives up the one that
+    """Slots that one group may fill until another one asks. Then the group that holds most gives up the one that
     was of no use for longest: above its share any, below only one at rest. Identities are free, so they do not count.
 
     `is_reserved`: whether a holder goes before all that are not, and never gives way to them, if its group has no more

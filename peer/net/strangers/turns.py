@@ -99,7 +99,7 @@ class TurnedConnection(RawConnection):
         self._turns = turns
         self._group = group
         self.peer: str | None = None
-        """Who is at its other end, once it is known."""
+        """The peer at its other end, once known."""
 
     async def read(self, n: int | None = None) -> bytes:
         arrived = await super().read(n)

@@ -1,7 +1,7 @@
 """The file of a monitor's history: SQLite with one writer. All of it blocks; `memory` calls it in a thread.
 
-It holds samples of the whole, one in `FINE_S` for two days and one a minute for thirty; the commits, for ever; and the
-losses that were claimed for these. Nothing in it grows with the number of peers.
+It holds samples of the whole, one in `FINE_S` for two days and one a minute for thirty; the commits, permanently; and
+the losses that were claimed for these. Nothing in it grows with the number of peers.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class HeadRow:
     seconds: float | None
     """How long its round took, if the monitor saw it begin and end."""
     tokens: int | None
-    """Of its round; None where the head before is not known."""
+    """The tokens of its round; None if the head before is not known."""
     members: int
     merged: int
     absent: int

@@ -86,7 +86,7 @@ class History:
 
     async def view(self, span: Span, stage: int = 0, fresh: bool = False) -> HistoryView:
         """Return what is remembered of the last hour or day, or of all time; the rounds are those of that stage.
-        `fresh`: with what was added last, though a view of some seconds ago is there."""
+        `fresh`: with what was added last, even if there is a view of some seconds ago."""
         now, last = self._clock(), self._views.get((span, stage))
         if last is not None and not fresh and self._usable and abs(now - last.until) < VIEW_S:
             return msgspec.structs.replace(last, trouble=self.trouble)

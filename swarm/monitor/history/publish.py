@@ -19,7 +19,7 @@ from swarm.monitor.history.memory import SPANS, History, HistoryView
 from swarm.status.state import MonitorState
 
 EVERY_S: Final = 30.0
-"""At most so often a page is written."""
+"""The least time between two writes of the page."""
 LAST_S: Final = 5.0
 _PAGE: Final = Path(__file__).parents[1] / "page"
 _INDEX_MAX: Final = 1 << 20
@@ -92,7 +92,7 @@ class Site:
 async def publish(folder: Path, collector: MonitorCollector, history: History, failed: Callable[[str], None]) -> None:
     """Write the page, and again after each new state, at most once in `EVERY_S` and a last time when cancelled.
 
-    Raises ConfigError or ResourceError if it cannot begin; later it tells `failed` what fails, and tries again.
+    Raises ConfigError or ResourceError if it cannot begin; later it reports errors to `failed`, and tries again.
     """
     site, before = Site(folder), collector.state
     await trio.to_thread.run_sync(site.begin)

@@ -40,7 +40,7 @@ class LostSamples:
     ) -> None:
         """`rounds`: how many the run has, 0 if it has no end."""
         self.first_stage: StageProof = ()
-        """The proof of stage 0's last head, once it is here."""
+        """The proof of stage 0's last head, once it has arrived."""
         self._server, self._redispatcher, self._replicas = server, redispatcher, replicas
         self._rounds = rounds
         self._host = server.host

@@ -47,7 +47,7 @@ class Applicants:
         self.speed = 0.0
         """This node's own measured inner steps a second; 0 while unknown."""
         self.rates: Mapping[str, bytes] = {}
-        """What this node has measured of the links of others (`events.LinksMeasured`)."""
+        """This node's measurements of the links of others (`events.LinksMeasured`)."""
 
     # -- this node -----------------------------------------------------------------------------------------------------
 

@@ -288,7 +288,7 @@ class StatusMessage(msgspec.Struct, frozen=True, tag="status"):
     plan: Hash | None = None
     """The hash of the plan that the sender has, so that its leader sends that once."""
     roster: Hash | None = None
-    """As `plan`, of the last roster; empty without one. Who sends it passes rosters on and takes short proposals."""
+    """As `plan`, of the last roster; empty without one. A sender of it passes rosters on and takes short proposals."""
     unpacks: bool = False
     """Whether the sender takes packed messages."""
 

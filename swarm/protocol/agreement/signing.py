@@ -20,4 +20,4 @@ class Signer(Protocol):
     def open(self, signed: Signed, kind: str, type_: type[Body]) -> Body:
         """Check the signature and decode the body. Raise `ProtocolViolation` if either is wrong.
 
-        A node opens the same message several times, so this should remember what it has checked."""
+        A node opens the same message several times, so this should remember each checked message."""

@@ -227,7 +227,7 @@ class Work:
         return [body.member for body, merged in zip(contributions, kept, strict=True) if not merged]
 
     def late_s(self, plan: WorkPlan, took_s: Sequence[float]) -> float | None:
-        """Return after how many seconds slow members are asked to submit what they have, if those that have submitted
+        """Return after how many seconds slow members are asked to submit early, if those that have submitted
         took `took_s`; None: not yet known."""
         enough = 1 if self.schedule.stage else len(plan.assignments) // 2 + 1
         if self.schedule.synchronous or len(took_s) < enough:

@@ -1,4 +1,4 @@
-"""What this peer measures, in exchanges, of the links of others: for the shares of `swarm.protocol.shares`.
+"""This peer's measurements, in exchanges, of the links of others: for the shares of `swarm.protocol.shares`.
 
 A peer's link carries as many times the rate of one flow as it has flows. Another peer's upload speed is the rate at
 which its data arrives here, times its reported number of flows, which is capped. Results go to all at once: another

@@ -59,7 +59,7 @@ class SliceExchange:
         self.order = order
         self.owners: Sequence[str] = order.owners if takes_part else ()
         self.results: dict[int, tuple[bytes, memoryview]] = {}
-        """The result of each slice that is here, with its hash."""
+        """The result of each slice so far, with its hash."""
         self.scope = trio.CancelScope()
         self.began_at = trio.current_time()
         self.is_built = False
@@ -257,7 +257,7 @@ class SliceExchange:
         body = self._contributor(named.index, named.contributor or sender)
         self._check_header(named, body, size_bytes)
         if self._has(named.index, body):
-            raise RoundError("that slice is here already: send the next")
+            raise RoundError("that slice has arrived: send the next")
         self._context.links.receiving(sender, named.flows)
 
     async def take_contribution(self, named: SliceOf, sender: str, data: memoryview) -> None:
@@ -315,7 +315,7 @@ class SliceExchange:
         if size_bytes != self.order.coding.result_bytes(index, len(self._merged)):
             raise ProtocolViolation("a result has the wrong size")
         if index in self.results:
-            raise RoundError("that result is here already: send the next")
+            raise RoundError("that result has arrived: send the next")
         self._context.links.receiving(peer, named.flows)
 
     async def take_result(self, index: int, data: memoryview) -> None:

@@ -58,7 +58,7 @@ class Contributor:
     async def contribute(
         self, plan: WorkPlan, round_info: RoundInfo, coding: Coding, cut_short: bool
     ) -> tuple[Signed, EncodedUpdate | None]:
-        """Train under `plan`, or (`cut_short`) take what there is. Return the signed `Contribution` and its update.
+        """Train under `plan`, or (`cut_short`) take the steps so far. Return the signed `Contribution` and its update.
 
         If the worker fails or its product is not finite, the contribution is empty. The peer stays in the group, owns
         slices and votes. Raises Diverged where that has lasted too long.

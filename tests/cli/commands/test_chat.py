@@ -32,7 +32,7 @@ async def test_a_person_talks(tmp_path: Path) -> None:
                 )
             )
 
-        await says("", "/help tells more", answers=0)
+        await says("", "/help lists all", answers=0)
         await says("\x1b[200~def f(x):\r    return x\r\x1b[201~\r", "...     return x", answers=1)
         await says("\x1b[A\x1b[A\x1b[A!\r", "> earlier!", answers=2)
         await says("/sytsem be kind\r", "/sytsem is no command: write /system; /help lists them", answers=2)

@@ -190,7 +190,7 @@ def test_clock(ahead_s: float, state: str, words: str) -> None:
         (DialBackReply("203.0.113.7", ((4001, "timeout"),)), "warning", "behind NAT"),
         (DialBackReply("192.0.2.2", ((4001, "refused"),)), "warning", "port 4001 refused"),
         (DialBackReply("", ()), "warning", "only through a relay"),
-        (None, "warning", "no peer was there to test"),
+        (None, "warning", "no peer could test"),
     ],
 )
 def test_reachability(reach: DialBackReply | None, state: str, words: str) -> None:

@@ -20,11 +20,11 @@ from tests.swarm.coordinator.run_scene import open_run
 @pytest.mark.parametrize(
     ("outcome", "sentence"),
     [
-        ("regrouped", "the run goes on from round 7 with 2 members (term 3)"),
-        ("withdrawn", "the run goes on by itself from round 7: nothing was changed"),
-        ("would_undo", "the run could go on only by undoing 3 rounds and going on from round 7: nothing was changed"),
-        ("failed", "the run cannot go on from round 7: the disk is full"),
-        ("silent", "the run cannot go on from round 7: no peer answers that has its weights"),
+        ("regrouped", "the run resumes from round 7 with 2 members (term 3)"),
+        ("withdrawn", "the run continues by itself from round 7: nothing changed"),
+        ("would_undo", "the run could continue only by undoing 3 rounds and resuming from round 7: nothing changed"),
+        ("failed", "the run is stuck at round 7: the disk is full"),
+        ("silent", "the run is stuck at round 7: no peer answers that has its weights"),
         ("begun", "the run begins with 2 members"),
         ("unbegun", "the run has not begun: 1 peer of it is connected, and the run begins with 4"),
         ("unnamed", "the run stays at round 7: p does not answer. Alive elsewhere, what they do then is lost"),
@@ -41,7 +41,7 @@ def test_each_outcome_is_a_sentence(outcome: Outcome, sentence: str) -> None:
     [
         (["failed", "would_undo"], "or undo them by the line above"),
         (["failed", "silent"], "`peer join --home DIR` where it ran"),
-        (["unnamed", "unbegun"], "without them for good by the line above"),
+        (["unnamed", "unbegun"], "or exclude them for good by the line above"),
         (["unbegun"], "it begins by itself once 4 peers are connected and ready: start more with `peer join INVITE`"),
     ],
 )
@@ -75,14 +75,14 @@ async def test_the_coordinator_of_a_home_is_asked(peer: Peer, tmp_path: Path) ->
     async with open_run(tmp_path, min_peers=2) as run:
         asked = partial(peer, "regroup", "--home", run.home.path)
         before = await trio.to_thread.run_sync(asked)
-        assert before.code == 7 and "1 group cannot go on yet" in before.stderr, before
+        assert before.code == 7 and "1 group cannot continue:" in before.stderr, before
         assert "the run has not begun: 0 peers of it are connected, and the run begins with 2" in before.stdout
         assert "it begins by itself once 2 peers" in before.stderr and "peer regroup" not in before.stderr
         await run.enter()
         await run.enter()
         await run.until(lambda: run.groups[0].head.round >= 1)
         after = await trio.to_thread.run_sync(asked)
-        assert after.code == 0 and "the run goes on by itself" in after.stdout, after
+        assert after.code == 0 and "the run continues by itself" in after.stdout, after
 
 
 async def test_a_restored_coordinator_that_has_not_begun_says_what_it_waits_for(peer: Peer, tmp_path: Path) -> None:

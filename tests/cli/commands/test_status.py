@@ -38,7 +38,7 @@ def test_the_loss_is_drawn_from_a_home_without_the_network(tmp_path: Path) -> No
 
 def test_a_home_without_a_loss_is_told(tmp_path: Path) -> None:
     result = CliRunner().invoke(status, ["--home", str(tmp_path), "--plot", str(tmp_path / "curve.png")])
-    assert isinstance(result.exception, ConfigError) and "tell of no loss: give the --home" in str(result.exception)
+    assert isinstance(result.exception, ConfigError) and "have no loss: give the --home" in str(result.exception)
 
 
 @pytest.mark.parametrize("cells", [_member_cells, _server_cells])

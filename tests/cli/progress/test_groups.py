@@ -175,7 +175,7 @@ def test_members_that_are_left_go_on() -> None:
     progress = coordinator_view(1)
     assert "go on training" not in _farewell(progress, Path(HOME)), "there is none"
     tell(progress, "regrouped", term=1, round=0, members=3)
-    assert "its members go on training, or wait where they need its vote" in _farewell(progress, Path(HOME))
+    assert "its members keep training, or wait where they need its vote" in _farewell(progress, Path(HOME))
 
 
 @pytest.mark.parametrize("stages", [1, 2])

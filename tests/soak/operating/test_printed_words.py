@@ -51,7 +51,7 @@ async def test_the_printed_words_continue_a_run_that_lost_its_quorum(mode: str, 
             if ended.returncode != STUCK:
                 break
             typed = printed(ended.stderr)
-        assert ended.returncode == 0 and "goes on from round" in ended.stdout, ended
+        assert ended.returncode == 0 and "resumes from round" in ended.stdout, ended
         assert ("--without" in typed) is (mode == "witness")
         await p0.wait_for("round_committed", lambda fields: fields["term"] > together, mark)
 
@@ -75,7 +75,7 @@ async def test_where_no_peer_answers_yet_regroup_says_what_to_wait_for(tmp_path:
         for peer, mark in zip((p0, p1), marks, strict=True):
             await peer.wait_for("round_committed", since=mark)
         ended = await peer_meanwhile(*printed(ended.stderr))
-        assert ended.returncode == 0 and "goes on by itself" in ended.stdout, ended
+        assert ended.returncode == 0 and "continues by itself" in ended.stdout, ended
 
 
 async def test_a_copy_of_the_coordinators_home_says_that_its_key_is_in_use(tmp_path: Path) -> None:

@@ -197,7 +197,7 @@ async def test_a_token_is_needed_and_never_told() -> None:
         cookie = headers["set-cookie"].partition(";")[0]
         assert (await site.ask("GET", "/api/v1/state", Cookie=cookie))[0] == 200
         status, _, body = await site.ask("GET", "/healthz")
-        assert status == 503 and b"not read lately" in body and b"rrrr" not in body
+        assert status == 503 and b"no recent reading" in body and b"rrrr" not in body
         async with await site.open() as stream:
             await stream.send_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer \xff\xfe\r\n\r\n")
             await stream.send_eof()

@@ -230,7 +230,7 @@ def test_the_content_is_as_documented() -> None:
         (1 << 4, b"\0" + KEY_1 + HERE + bytes(32), "does not fit"),  # a private key without a link
         (6 << 5, b"\0" + KEY_1 + HERE, "at most 5"),
         (1 << 5, b"\0" + KEY_1 + HERE + b"\3" + b"\0\0" + bytes(64), "no link is of this kind"),
-        (1 << 5, b"\0" + KEY_1 + HERE + b"\x84\x20" + b"\0\0" + bytes(64), "a number above|so many guests"),
+        (1 << 5, b"\0" + KEY_1 + HERE + b"\x84\x20" + b"\0\0" + bytes(64), "a number above|number of guests"),
         (1 << 5, b"\0" + KEY_1 + HERE + b"\0" + b"\x80" * 5 + b"\x20\0" + bytes(64), "a number above"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

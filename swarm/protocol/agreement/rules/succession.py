@@ -206,7 +206,7 @@ class _Electors:
     def _drop(self, present: set[Member], leader: Member) -> None:
         """Drop proved liars, but never the last member, and members absent too often: these only where those that have
         contributed are most of what stays. Else a quorum could vote itself out of the group that is left. A round
-        whose roster had no room for a member says nothing of that one."""
+        whose roster had no room for a member says nothing about it."""
         for member in sorted(self.members):
             if member.peer in self._culprits and len(self.members) > 1:
                 self.members.discard(member)
