@@ -22,7 +22,7 @@ def emitted(event: Happening) -> Event:
 
 def complete(name: str) -> Happening:
     """Return the event with all its fields."""
-    found = happening(name, fields_of(name))
+    found = happening(name, fields_of(name, "a text"))
     assert found is not None
     return found
 
@@ -51,7 +51,7 @@ def test_what_other_peers_are_told_makes_the_same_event(name: str) -> None:
 @pytest.mark.parametrize("name", sorted(CATALOGUE))
 def test_words_need_no_more_than_the_fields_without_a_default(name: str) -> None:
     required = {field.name for field in msgspec.structs.fields(CATALOGUE[name]) if field.required}
-    least = {field: value for field, value in fields_of(name).items() if field in required}
+    least = {field: value for field, value in fields_of(name, "a text").items() if field in required}
     found = happening(name, least)
     assert found is not None and "None" not in found.sentence("ann", lambda peer: peer)
 
@@ -64,7 +64,7 @@ def test_only_measures_are_null_in_the_stream() -> None:
 
 def _least(name: str) -> dict[str, Any]:
     required = {field.name for field in msgspec.structs.fields(CATALOGUE[name]) if field.required}
-    found = happening(name, {field: value for field, value in fields_of(name).items() if field in required})
+    found = happening(name, {field: value for field, value in fields_of(name, "a text").items() if field in required})
     assert found is not None
     return found.as_fields()
 

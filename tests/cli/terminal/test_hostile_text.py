@@ -149,7 +149,6 @@ def run_status(text: str, stages: int) -> dict[str, Any]:
     return built
 
 
-SAMPLES: dict[Any, Any] = {str: EVIL, int: 2, float: 2.0, bool: False, tuple[str, ...]: [EVIL, EVIL]}
 SPECIAL: dict[str, dict[str, Any]] = {
     "round_committed": {"counted": []},
     "head_adopted": {"counted": []},
@@ -158,14 +157,16 @@ SPECIAL: dict[str, dict[str, Any]] = {
 }
 
 
-def fields_of(name: str) -> dict[str, Any]:
-    """Return fields of an event of the catalogue; every text in them is `EVIL`."""
-    kinds = get_type_hints(CATALOGUE[name])
-    of = {field.name: get_args(kinds[field.name]) or (kinds[field.name],) for field in structs.fields(CATALOGUE[name])}
-    samples = {
-        field: SAMPLES[tuple[str, ...] if str in kinds and ... in kinds else kinds[0]] for field, kinds in of.items()
-    }
-    return {**samples, **SPECIAL.get(name, {})}
+def fields_of(name: str, text: str = EVIL) -> dict[str, Any]:
+    """Return fields of an event of the catalogue; every text in them is this one."""
+    samples: dict[Any, Any] = {str: text, int: 2, float: 2.0, bool: False, tuple[str, ...]: [text, text]}
+    types = get_type_hints(CATALOGUE[name])
+    found = {}
+    for field in structs.fields(CATALOGUE[name]):
+        kind = types[field.name]
+        choices = [choice for choice in get_args(kind) if choice in samples]  # of `int | None`
+        found[field.name] = samples[kind] if kind in samples else samples[choices[0]]
+    return {**found, **SPECIAL.get(name, {})}
 
 
 def hostile_stream(path: Path) -> int:
