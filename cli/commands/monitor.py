@@ -127,7 +127,8 @@ class _Monitor:
         async with open_history(self._out.db, self._target.invite.run_id) as history, trio.open_nursery() as nursery:
             remember = partial(self._remember, history)
             collector = MonitorCollector(self._target, remember=remember, read_home=self._read_home)
-            app = monitor_app(collector, Access(self._token, self._address.name), history)
+            app = monitor_app(collector, history)
+            app.add_middleware(Access, token=self._token, host=self._address.name)
             nursery.start_soon(collector.run)
             if self._out.folder is not None:
                 nursery.start_soon(publish, self._out.folder, collector, history, self._say_once)

@@ -7,7 +7,7 @@ events. Each part has a bound in time and in memory. Where no peer answers it tr
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,22 +19,19 @@ from msgspec.structs import replace
 from peer.errors import BarnraiseError, DeadlineExceeded, DialError, NetworkError
 from peer.events import Event
 from swarm.client.session import RunClient, open_client
-from swarm.inference.record import SERVERS, ServerRecord, run_schemas, servers_key
-from swarm.membership.member_record import MemberRecord
+from swarm.inference.record import SERVERS, run_schemas, servers_key
 from swarm.membership.membership import read_records
 from swarm.monitor.member_events import MemberEvents
 from swarm.monitor.told_counts import ToldCounts
 from swarm.run.invite import Invite
-from swarm.run.manifest import AnyManifest, Manifest, ServedModelManifest
+from swarm.run.manifest import AnyManifest, Manifest
 from swarm.status.alerts import Alerts
-from swarm.status.event_words import names_told
 from swarm.status.head_chain import HeadChain, follow_history
 from swarm.status.help_wanted import help_wanted
 from swarm.status.model_state import model_state
 from swarm.status.reading import RunReading, read_run
 from swarm.status.record_history import RecordHistory, last_round
-from swarm.status.run_state import RunView, run_state
-from swarm.status.servers import Collected
+from swarm.status.run_state import run_state
 from swarm.status.state import KeptHome, MonitorState, Verdict, Watch
 
 EVERY_S: Final = 5.0
@@ -139,20 +136,42 @@ class MonitorCollector:
                 await trio.sleep_until(due)
 
     async def _look(self, client: RunClient) -> None:
-        began = trio.current_time()
+        began, manifest = trio.current_time(), client.manifest
         if self._manifest is None:
-            self._manifest = client.manifest
-            stages = client.manifest.stages if isinstance(client.manifest, Manifest) else 0
-            self.chains = [HeadChain() for _ in range(stages)]
-        servers = await read_records(client.node, client.host, SERVERS, servers_key(self._manifest.run_id))
-        reading = None
-        if isinstance(client.manifest, Manifest):
-            reading = await self._look_at_run(client, servers)
-            silent = not reading.records and not any(reading.best)
+            self._manifest = manifest
+            self.chains = [HeadChain() for _ in range(manifest.stages if isinstance(manifest, Manifest) else 0)]
+        servers = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
+        events, records = self._events, self._records
+        if isinstance(manifest, Manifest):
+            reading = await read_run(client, servers)
+            await self._look_at_run(client, reading)
+            self._has_read(began, silent=not reading.records and not any(reading.best))
+            told, outcomes, whole = events.told(), events.outcomes(), self._target.names_invites
+            state = run_state(reading, self.chains, told, outcomes, records, self._watch, whole)
         else:
-            self._records.note(servers)
+            records.note(servers)
             await self._poll_events(client, sorted(servers))
-            silent = not servers
+            self._has_read(began, silent=not servers)
+            told, outcomes = events.told(), events.outcomes()
+            state = model_state(manifest, self._clock(), servers, told, outcomes, records, self._watch)
+        await self._publish(state)
+
+    async def _look_at_run(self, client: RunClient, reading: RunReading) -> None:
+        """Bring what is known of the run up to a reading of it."""
+        self._records.note({**reading.servers, **reading.records})
+        async with trio.open_nursery() as nursery:
+            for stage, chain in enumerate(self.chains):
+                nursery.start_soon(follow_history, client.host, chain, reading.best[stage], reading.at)
+            nursery.start_soon(self._poll_events, client, asked_for_events(reading))
+        proved = (chain.last.round for chain in self.chains if chain.last)
+        last = last_round(reading.records, proved, not reading.manifest.outer.has_common_state)
+        self._records.note_losses(reading.records, last)
+
+    async def _poll_events(self, client: RunClient, peers: Sequence[str]) -> None:
+        await self._events.poll(client.host, peers, self._clock())
+
+    def _has_read(self, began: float, silent: bool) -> None:
+        """Take note of a reading. `silent`: it found no peer."""
         self._silent = self._silent + 1 if silent else 0
         self._watch = replace(
             self._watch,
@@ -162,33 +181,6 @@ class MonitorCollector:
             failure="",
             lies=self._lies,
         )
-        await self._show(reading, servers)
-
-    async def _look_at_run(self, client: RunClient, servers: Mapping[str, ServerRecord]) -> RunReading:
-        manifest, reading = client.training, await read_run(client)
-        self._records.note(dict[str, MemberRecord | ServerRecord]({**servers, **reading.records}))
-        async with trio.open_nursery() as nursery:
-            for stage, chain in enumerate(self.chains):
-                nursery.start_soon(follow_history, client.host, chain, reading.best[stage], reading.at)
-            nursery.start_soon(self._poll_events, client, asked_for_events(manifest, reading))
-        proved = (chain.last.round for chain in self.chains if chain.last)
-        last = last_round(reading.records, proved, not manifest.outer.has_common_state)
-        self._records.note_losses(reading.records, last)
-        return reading
-
-    async def _poll_events(self, client: RunClient, peers: Sequence[str]) -> None:
-        await self._events.poll(client.host, peers, self._clock())
-
-    async def _show(self, reading: RunReading | None, servers: Mapping[str, ServerRecord]) -> None:
-        told, records = self._events.told(), self._records
-        names = names_told(told) | records.names
-        collected = Collected(self._watch, told, self._events.outcomes(), records.rates, names, records.losses)
-        if reading is not None:
-            view = RunView(reading, self.chains, collected, servers, self._target.names_invites)
-            await self._publish(run_state(view))
-        else:
-            assert isinstance(self._manifest, ServedModelManifest)
-            await self._publish(model_state(self._manifest, self._clock(), servers, collected))
 
     async def _failed(self, error: BarnraiseError) -> None:
         self._watch = replace(self._watch, failed=self._watch.failed + 1, failure=why_not(error), lies=self._lies)
@@ -241,9 +233,9 @@ def why_not(error: BarnraiseError) -> str:
     return f"the connection to the run failed ({type(error).__name__})"
 
 
-def asked_for_events(manifest: Manifest, reading: RunReading) -> list[str]:
+def asked_for_events(reading: RunReading) -> list[str]:
     """Return the peers whose events are asked for, those that matter most first."""
     members = [member.peer for proven in reading.best if proven for member in proven.head.members]
     known = reading.records.keys()
-    here = [peer for peer in (manifest.authority, *members) if peer in known]
+    here = [peer for peer in (reading.manifest.authority, *members) if peer in known]
     return [*here, *sorted(known - set(here))]

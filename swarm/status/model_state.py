@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from peer.plain_text import plain
 from swarm.inference.record import ServerRecord
 from swarm.run.manifest import ServedModelManifest
-from swarm.status.event_words import log_lines
-from swarm.status.servers import MEMBERS_SHOWN, Collected, lacking, server_members
-from swarm.status.state import BlockRow, MonitorState, Severity, Verdict
+from swarm.status.event_words import log_lines, names_told
+from swarm.status.member_told import Told
+from swarm.status.record_history import RecordHistory
+from swarm.status.servers import MEMBERS_SHOWN, lacking, server_members
+from swarm.status.state import BlockRow, MonitorState, Outcome, Severity, Verdict, Watch
 from swarm.status.verdict import AWAY_S, UNREAD, Condition, gravest
 
 FULL: Final = 0.95
@@ -21,10 +23,16 @@ FULL: Final = 0.95
 
 
 def model_state(
-    manifest: ServedModelManifest, at: float, records: Mapping[str, ServerRecord], collected: Collected
+    manifest: ServedModelManifest,
+    at: float,
+    records: Mapping[str, ServerRecord],
+    told: Told,
+    outcomes: Mapping[str, Outcome],
+    history: RecordHistory,
+    watch: Watch,
 ) -> MonitorState:
-    """Return the state. `at`: Unix time of the records."""
-    layers, names = manifest.model.layers, collected.names
+    """Return the state. `at`: Unix time of the records; `outcomes`: of asking each peer for its events."""
+    layers, names = manifest.model.layers, names_told(told) | history.names
     left_out = max(0, len(records) - MEMBERS_SHOWN)
     state = MonitorState(
         kind="model",
@@ -38,10 +46,10 @@ def model_state(
         verdict=UNREAD,
         blocks=tuple(_blocks(layers, records, at)),
         troubles=lacking(layers, records, at),
-        members=server_members(records, at, collected),
-        log=log_lines(collected.told, names),
+        members=server_members(records, at, told, outcomes, history.rates),
+        log=log_lines(told, names),
         names={peer: plain(name, 64) for peer, name in names.items()},
-        monitor=replace(collected.watch, members_left_out=left_out, history_complete=True),
+        monitor=replace(watch, members_left_out=left_out, history_complete=True),
     )
     return replace(state, verdict=model_verdict(state))
 

@@ -106,7 +106,8 @@ async def open_monitor(collector: MonitorCollector, token: str = "") -> AsyncIte
             urls.append(url)
             listening.set()
 
-        app = monitor_app(collector, Access(token), History(Path("unopened"), "r" * 32))
+        app = monitor_app(collector, History(Path("unopened"), "r" * 32))
+        app.add_middleware(Access, token=token)
         nursery.start_soon(serve_http, app, ListenAddress("127.0.0.1", 0), tell)
         await listening.wait()
         yield Site(urls[0])
