@@ -173,7 +173,7 @@ def _homes(report: Report, home: Path) -> list[Path]:
     """Return the homes from which the model can be exported: one of each stage."""
     if not report.stages:
         return [home / "peer-1"]
-    names = {peer: seen.name for peer, seen in report.peers.items()}
+    names = {peer: seen["name"] for peer, seen in report.peers.items()}
     return [home / names[stage.replicas[0]] for stage in report.stages if stage.replicas]
 
 
@@ -226,7 +226,7 @@ def _this_command() -> str:
 
 def _traffic_text(report: Report) -> str:
     """Return the bytes sent: against an all-reduce; in a pipeline, a token."""
-    sent = [peer.bytes_up for peer in report.peers.values()]
+    sent = [peer["bytes_up"] for peer in report.peers.values()]
     if report.stages:
         return (
             f"All peers together sent {size_text(sum(sent))}, {sum(sent) / max(1, report.tokens):.0f} bytes a token"

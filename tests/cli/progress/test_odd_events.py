@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from cli.commands.join import farewell
-from cli.demo.report import broken_in_pipeline, broken_invariants
+from cli.demo.report import broken_in_pipeline, broken_in_whole
 from cli.demo.verdict import train_losses
 from cli.progress import progress as progress_module
 from cli.progress.facts import CommitRow
@@ -21,8 +21,7 @@ from cli.views.live import Draw, Shown, _drawn, read_tails
 from cli.views.monitor_view import _skipped_text
 from cli.views.table import live_view
 from tests.cli.terminal.test_hostile_text import member
-from tests.cli.views.test_pipeline_views import GOOD, told
-from tests.cli.views.test_views import GOOD as COMMITS
+from tests.cli.views.test_pipeline_views import COUNTED, told
 
 HANDLED = sorted(progress_module._HANDLERS)
 NAMES = (
@@ -115,9 +114,9 @@ def test_status_names_the_remedy() -> None:
 
 
 def test_a_report_calls_no_old_loss_the_last_one() -> None:
-    broken = broken_invariants(COMMITS, {"a": 2}, 2, ["k"], ["n"], {0: 5.5, 2: math.nan}, 100.0)
+    broken = broken_in_whole({0: 5.5, 2: math.nan}, 2, 100.0)
     assert broken == ["the held-out loss did not fall (5.500 -> -)"]
-    (text,) = broken_in_pipeline(**{**GOOD, "losses": {1: 3.0, 3: 2.5}})
+    (text,) = broken_in_pipeline(**{**COUNTED, "losses": {1: 3.0, 3: 2.5}})
     assert "not measured at both ends" in text
     view = Progress("a run", keeps_all=True)
     for number, loss in enumerate((3.0, None, math.nan, "x", 2.0)):

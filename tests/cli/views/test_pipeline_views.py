@@ -11,7 +11,7 @@ from rich.console import Console
 
 from cli.commands.join import what_was_kept
 from cli.commands.quickstart import run_toml
-from cli.demo.report import broken_in_pipeline
+from cli.demo.report import broken_in_pipeline, broken_invariants
 from cli.progress.facts import CommitRow
 from cli.progress.micro_batch_audit import MicroBatches
 from cli.progress.progress import Progress
@@ -182,30 +182,38 @@ def test_a_feeder_names_its_peers_and_totals() -> None:
     assert "feeding 1 peer" in shown(progress) and "1.0 micro-batches/s" in shown(progress)
 
 
-GOOD: dict[str, Any] = {
-    "commits": [CommitRow(1, 0.0, "x", {"stage": 0}), CommitRow(1, 0.0, "y", {"stage": 1})],
+COMMITS = {"e": {0: CommitRow(1, 0.0, "x", {"stage": 0}), 1: CommitRow(1, 0.0, "y", {"stage": 1})}}
+RULES: dict[str, Any] = {
+    "commits": COMMITS,
     "ended": {"a": 4, "b": 4},
     "rounds": 4,
     "faults": {"killed": ["c"], "frozen": ["d"], "added": ["e"]},
+}
+COUNTED: dict[str, Any] = {
     "losses": {1: 3.0, 4: 2.5},
+    "rounds": 4,
     "micro_batches": MicroBatches(dispatched=9, completed=8, retried=1, double_counted=0, lost=0, undone=0),
 }
 
 
+def beside(commit: CommitRow) -> dict[str, dict[int, CommitRow]]:
+    return {**COMMITS, "f": {1: commit}}
+
+
 def counts(**changes: int) -> dict[str, Any]:
-    return {"micro_batches": msgspec.structs.replace(GOOD["micro_batches"], **changes)}
+    return {"micro_batches": msgspec.structs.replace(COUNTED["micro_batches"], **changes)}
 
 
 def test_a_good_pipeline_breaks_no_invariant() -> None:
-    assert broken_in_pipeline(**GOOD) == []
-    made_again = [*GOOD["commits"], CommitRow(1, 0.0, "z", {"stage": 1, "term": 2})]  # after a regroup: no fork
-    assert broken_in_pipeline(**{**GOOD, "commits": made_again}) == []
+    assert broken_in_pipeline(**COUNTED) == broken_invariants(**RULES) == []
+    made_again = beside(CommitRow(1, 0.0, "z", {"stage": 1, "term": 2}))  # after a regroup: no fork
+    assert broken_invariants(**{**RULES, "commits": made_again}) == []
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"commits": [*GOOD["commits"], CommitRow(1, 0.0, "z", {"stage": 1})]}, "stage 1 held 2 different states"),
+        ({"commits": beside(CommitRow(1, 0.0, "z", {"stage": 1}))}, "stage 1 held 2 different states"),
         ({"ended": {"a": 4, "b": 3}}, "b ended at round 3 instead of 4"),
         ({"faults": {"killed": ["c"], "frozen": [], "added": ["e"]}}, "no peer was frozen"),
         ({"losses": {1: 3.0}}, "not measured"),
@@ -216,7 +224,8 @@ def test_a_good_pipeline_breaks_no_invariant() -> None:
     ],
 )
 def test_each_broken_invariant_of_a_pipeline_is_named(changes: dict[str, Any], words: str) -> None:
-    (text,) = broken_in_pipeline(**{**GOOD, **changes})
+    common = changes.keys() <= RULES.keys()
+    (text,) = broken_invariants(**{**RULES, **changes}) if common else broken_in_pipeline(**{**COUNTED, **changes})
     assert words in text
 
 
