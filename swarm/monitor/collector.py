@@ -33,6 +33,7 @@ from swarm.status.reading import RunReading, read_run
 from swarm.status.record_history import RecordHistory, last_round
 from swarm.status.run_state import run_state
 from swarm.status.state import KeptHome, MonitorState, Verdict, Watch
+from swarm.status.verdict import EXPORT_HOME
 
 EVERY_S: Final = 5.0
 READING_S: Final = 40.0
@@ -41,7 +42,7 @@ AGAIN_S: Final = 5.0
 REOPEN_AFTER: Final = 12
 """After so many readings without any answer the connection is opened again."""
 
-_OVER: Final = "the last round is in the home: make the model with `peer export --home DIR --out DIR`"
+_OVER: Final = f"the last round is in the home: {EXPORT_HOME}"
 
 Remember = Callable[[MonitorState, Sequence[HeadChain]], Awaitable[None]]
 """Takes each state, with the chain of each stage, before it is shown: what follows from a state finds it remembered."""

@@ -35,6 +35,7 @@ CLOCK_S: Final = 60.0
 BLIND_S: Final = 60.0
 GRAVITY: Final = {"critical": 0, "warning": 1, "info": 2}
 ALERTS_MAX: Final = 100
+_SLOWED: Final = "`peer doctor` on that machine says what slows it"
 
 
 Rule = Callable[[MonitorState], Iterator[Condition]]
@@ -113,7 +114,7 @@ def _often_last(state: MonitorState) -> Iterator[Condition]:
                 severity="info",
                 text=f"{_name(state, peer)} ended its training last in {times} of {len(known)} rounds, on average"
                 f" {behind_s:.0f} s after the first",
-                remedy="`peer doctor` on that machine says what slows it; after some rounds it is given fewer steps",
+                remedy=f"{_SLOWED}; after some rounds it is given fewer steps",
                 basis=("claims",),
             )
 
@@ -131,7 +132,7 @@ def _slow_replica(state: MonitorState) -> Iterator[Condition]:
                     severity="info",
                     text=f"{_name(state, peer)} takes {service_s:.2g} s for a micro-batch, where the other replicas of"
                     f" stage {stage.stage} take {median(others):.2g} s",
-                    remedy="`peer doctor` on that machine says what slows it; meanwhile it is given less to do",
+                    remedy=f"{_SLOWED}; meanwhile it is given less to do",
                     basis=("claims",),
                     after_s=SLOW_S,
                 )

@@ -16,7 +16,7 @@ from swarm.status.member_told import Told
 from swarm.status.record_history import RecordHistory
 from swarm.status.servers import MEMBERS_SHOWN, lacking, server_members
 from swarm.status.state import BlockRow, MonitorState, Outcome, Severity, Verdict, Watch
-from swarm.status.verdict import AWAY_S, UNREAD, Condition, gravest
+from swarm.status.verdict import AWAY_S, EDGE, UNREAD, Condition, gravest
 
 FULL: Final = 0.95
 """The share of its room that a server which counts as full has taken."""
@@ -105,7 +105,7 @@ def blocks_served(state: MonitorState) -> Iterator[Condition]:
                 remedy=f"start one{' more' * bool(row.servers)} with `peer serve INVITE --blocks {where}`",
                 basis=("claims",),
                 after_s=after_s,
-                word="stopped" if not row.servers else "healthy, at the edge" if row.servers == 1 else "",
+                word="stopped" if not row.servers else EDGE if row.servers == 1 else "",
                 level="bad" if not row.servers else "edge",
             )
 
