@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -48,28 +47,23 @@ Remember = Callable[[MonitorState, Sequence[HeadChain]], Awaitable[None]]
 """Takes each state, with the chain of each stage, before it is shown: what follows from a state finds it remembered."""
 
 
-@dataclass(frozen=True)
-class MonitorTarget:
-    """What is looked at: an invite, and the home whose saved addresses help to reach it."""
-
-    invite: Invite
-    home: Path | None = None
-    names_invites: bool = False
-    """Whether the state may name invites and address prefixes, as no other reads it."""
-
-
 class MonitorCollector:
     """The state of one run or served model, kept up to date. `run` ends only by an error that waiting does not mend."""
 
     def __init__(
         self,
-        target: MonitorTarget,
+        invite: Invite,
+        home: Path | None = None,
+        names_invites: bool = False,
         clock: Callable[[], float] = time.time,
         remember: Remember | None = None,
         read_home: Callable[[], KeptHome | None] | None = None,
     ) -> None:
-        """`read_home` blocks, and returns what a home keeps of the run; it is asked once the run is not reached."""
-        self._target, self._clock, self._remember, self._read_home = target, clock, remember, read_home
+        """`home`: its saved addresses help to reach the run. `names_invites`: whether the state may name invites and
+        address prefixes, as no other reads it. `read_home` blocks, and returns what a home keeps of the run; it is
+        asked once the run is not reached."""
+        self._invite, self._home, self._names_invites = invite, home, names_invites
+        self._clock, self._remember, self._read_home = clock, remember, read_home
         self._kept: KeptHome | None = None
         self._watch = Watch(started_at=clock(), readings=0, failed=0, last_success=None, reading_s=None)
         self._manifest: AnyManifest | None = None
@@ -118,8 +112,7 @@ class MonitorCollector:
         return self.state
 
     def _opened(self) -> AbstractAsyncContextManager[RunClient]:
-        target = self._target
-        return open_client(target.invite, target.home, schemas=run_schemas)
+        return open_client(self._invite, self._home, schemas=run_schemas)
 
     async def _follow(self, client: RunClient) -> None:
         """Read every `EVERY_S` until no peer has answered for long."""
@@ -147,7 +140,7 @@ class MonitorCollector:
             reading = await read_run(client, servers)
             await self._look_at_run(client, reading)
             self._has_read(began, silent=not reading.records and not any(reading.best))
-            told, outcomes, whole = events.told(), events.outcomes(), self._target.names_invites
+            told, outcomes, whole = events.told(), events.outcomes(), self._names_invites
             state = run_state(reading, self.chains, told, outcomes, records, self._watch, whole)
         else:
             records.note(servers)
@@ -203,7 +196,7 @@ class MonitorCollector:
             return MonitorState(
                 kind="unknown",
                 at=self._clock(),
-                run_id=self._target.invite.run_id,
+                run_id=self._invite.run_id,
                 name=kept.name if kept is not None else "",
                 open=kept is not None and kept.open,
                 verdict=verdict,

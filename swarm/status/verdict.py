@@ -10,7 +10,7 @@ from typing import Final
 
 from swarm.run.manifest import Manifest
 from swarm.status.reading import RunReading
-from swarm.status.state import Level, MonitorState, Problem, StageState, Verdict
+from swarm.status.state import Alert, Level, MonitorState, StageState, Verdict
 
 LATE_ROUNDS: Final = 3.0
 """After so many usual rounds without a commit a run stands still, but not before `LATE_S`."""
@@ -23,8 +23,8 @@ _NO_ROUND: Final = "no round is committed yet"
 _GRAVEST: Final[tuple[Level, ...]] = ("bad", "waiting", "edge")
 
 
-class Condition(Problem, frozen=True, kw_only=True):
-    """What a rule finds at one time."""
+class Condition(Alert, frozen=True, kw_only=True):
+    """What a rule finds at one time, before it has lasted."""
 
     after_s: float = 0.0
     """It is told as an alert once it has held for so long."""
