@@ -189,6 +189,11 @@ def amount_option(name: str, unit: str, what: str) -> Callable[[Command], Comman
     return click.option(name, type=Number(0, _AMOUNT_MAX, min_open=True), metavar=unit, help=what)
 
 
+def count_option(name: str, least: int, most: int, default: int, what: str) -> Callable[[Command], Command]:
+    """Add an option for a whole number between these, described by `what`."""
+    return click.option(name, type=click.IntRange(least, most), default=default, show_default=True, help=what)
+
+
 def threads_option(what: str) -> Callable[[Command], Command]:
     """Add --threads, described by `what`."""
     return click.option("--threads", type=click.IntRange(1, _THREADS_MAX), help=f"{what}  [default: all cores]")

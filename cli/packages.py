@@ -39,11 +39,14 @@ def check_packages(names: Sequence[str] = PACKAGES) -> None:
             )
 
 
-def check_monitor_packages(command: str) -> None:
-    """Raise ConfigError unless the packages of the extra `monitor` are installed, which that command needs."""
+def check_web_packages(command: str, *, metrics: bool) -> None:
+    """Raise ConfigError unless the packages of the extra `serve`, or with `metrics` of `monitor`, are installed, which
+    that command needs."""
+    needed, install = "starlette and hypercorn", INSTALL_SERVER
+    if metrics:
+        needed, install = "starlette, hypercorn and prometheus-client", f"{INSTALL_SERVER} prometheus-client"
     try:
-        for package in ("starlette", "hypercorn", "prometheus_client"):
+        for package in ("starlette", "hypercorn", *["prometheus_client"] * metrics):
             importlib.import_module(package)
     except ImportError:
-        needed = "starlette, hypercorn and prometheus-client"
-        raise ConfigError(f"{command} needs {needed}: {INSTALL_SERVER} prometheus-client") from None
+        raise ConfigError(f"{command} needs {needed}: {install}") from None

@@ -29,7 +29,7 @@ _PIPE_COLUMNS: Final = 160
 def collector_of(invite: str | None, home: Path | None) -> MonitorCollector:
     """Return a collector for whom alone sees what it shows. Raises ConfigError for an invite or home that is none."""
     from cli.progress.kept_home import kept_home
-    from swarm.monitor.collector import MonitorCollector, MonitorTarget
+    from swarm.monitor.collector import MonitorCollector
     from swarm.run.invite import read_saved_invite
 
     opened = read_invite(invite) if invite is not None else read_saved_invite(home or Path())
@@ -37,7 +37,7 @@ def collector_of(invite: str | None, home: Path | None) -> MonitorCollector:
     def read_home() -> KeptHome | None:
         return kept_home(home or default_home(opened.run_id[:12]), opened.run_id, time.time())
 
-    return MonitorCollector(MonitorTarget(opened, home, names_invites=True), read_home=read_home)
+    return MonitorCollector(opened, home, names_invites=True, read_home=read_home)
 
 
 async def read_once(collector: MonitorCollector, as_json: bool) -> MonitorState:

@@ -42,8 +42,7 @@ from swarm.status.alerts import Alerts
 from swarm.status.help_wanted import help_wanted
 from swarm.status.reading import RunReading
 from swarm.status.record_history import RecordHistory
-from swarm.status.run_state import RunView, run_state
-from swarm.status.servers import Collected
+from swarm.status.run_state import run_state
 from swarm.status.state import MonitorState
 from tests.swarm.status.scenes import NOW, WATCH, chain_of, finite, heads_of, peer, proven
 
@@ -128,10 +127,7 @@ class Load:
         assert head is not None
         best = (proven(head, self.names),)
         reading = RunReading(self._manifest, at, records, best)
-        more: dict[str, Any] = {
-            "rates": self._records.rates, "names": self._records.names, "losses": self._records.losses,
-        }  # fmt: skip
-        state = run_state(RunView(reading, [self._chain], Collected(WATCH, told=self._told, **more)))
+        state = run_state(reading, [self._chain], self._told, {}, self._records, WATCH)
         return self._alerts.on(msgspec.structs.replace(state, help_wanted=help_wanted(state)), at)
 
 

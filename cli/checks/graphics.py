@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -21,15 +20,6 @@ _BUILDS: Final = {
 }
 
 
-@dataclass(frozen=True)
-class TorchBuild:
-    """What torch was built for, and whether it has found a GPU."""
-
-    cuda: str | None
-    rocm: str | None
-    has_gpu: bool
-
-
 def gpu_findings(devices: Sequence[str]) -> Iterator[Finding]:
     """Name the GPUs of this machine where it has more of them than `devices` names, and those that torch does not use.
     Where `devices` is the CPU, name none."""
@@ -39,7 +29,7 @@ def gpu_findings(devices: Sequence[str]) -> Iterator[Finding]:
         import torch
 
         has_gpu = torch.cuda.is_available()
-        yield from unused_gpus(Path("/"), TorchBuild(torch.version.cuda, torch.version.hip, has_gpu))
+        yield from unused_gpus(Path("/"), torch.version.cuda, torch.version.hip, has_gpu)
         count = torch.cuda.device_count() if has_gpu else 0
         if count > len(devices):
             cards = [torch.cuda.get_device_properties(number) for number in range(count)]
@@ -50,12 +40,13 @@ def gpu_findings(devices: Sequence[str]) -> Iterator[Finding]:
             yield Finding("devices", "ok", f"{named}; `peer join --devices {every}` uses them together")
 
 
-def unused_gpus(root: Path, build: TorchBuild) -> Iterator[Finding]:
-    """Yield a warning for each kind of GPU that is on the bus while torch has none. `root` stands for `/`."""
-    if build.has_gpu:
+def unused_gpus(root: Path, cuda: str | None, rocm: str | None, has_gpu: bool) -> Iterator[Finding]:
+    """Yield a warning for each kind of GPU that is on the bus while torch, built for this CUDA and ROCm, has none.
+    `root` stands for `/`."""
+    if has_gpu:
         return
     for vendor in sorted(_gpu_vendors(root)):
-        built = build.cuda if vendor == "NVIDIA" else build.rocm
+        built = cuda if vendor == "NVIDIA" else rocm
         if built is None:
             what, remedy = "this torch is built without it", _BUILDS[vendor]
         elif not os.path.exists(root / _DRIVERS[vendor]):

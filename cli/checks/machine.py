@@ -137,13 +137,17 @@ def kernels_finding() -> Finding:
     try:
         from optim.kernels.codec_kernels import KERNELS
     except (ImportError, OSError) as error:  # a broken installation of torch
-        return Finding("kernels", "failure", f"torch cannot be loaded ({error})", "reinstall torch", 2)
+        return _no_torch("kernels", error)
     if KERNELS:
         return Finding("kernels", "ok", f"compiled for {', '.join(KERNELS)}")
     if is_switched_off():
         return Finding("kernels", "warning", f"off: torch codes and merges, slower ({SWITCH}=0)", f"unset {SWITCH}")
     slower = "not compiled: torch codes and merges, slower"
     return Finding("kernels", "warning", slower, "install a C compiler, then barnraise again")
+
+
+def _no_torch(check: str, error: Exception) -> Finding:
+    return Finding(check, "failure", f"torch cannot be loaded ({error})", "reinstall torch", 2)
 
 
 def _device_finding(spec: str) -> Finding:
@@ -154,7 +158,7 @@ def _device_finding(spec: str) -> Finding:
     except ConfigError as error:
         return failure("device", error)
     except (ImportError, OSError) as error:  # a broken installation of torch
-        return Finding("device", "failure", f"torch cannot be loaded ({error})", "reinstall torch", 2)
+        return _no_torch("device", error)
     extras = [word for word, has in (("bf16", device.bf16), ("torch.compile", device.compile)) if has]
     with_extras = f" with {' and '.join(extras)}" if extras else ""
     return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")

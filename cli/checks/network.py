@@ -30,6 +30,7 @@ from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest, tcp_ports
 from swarm.placement.stages import group_most, leader_most
 from swarm.protocol.agreement.round.attempt import SLOW_BITS_S
+from swarm.run.bootstrap import ASK_SENDER, TELLING
 from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.run.peer_context import JoinConfig
 from swarm.training.join_checks import check_text, disk_needs, footprints, own_needs, stages_in_files, written_a_round
@@ -38,11 +39,7 @@ from swarm.training.machine_memory import Accelerator, layout_of
 DIAL_S: Final = 8.0
 PROBE_S: Final = 15.0
 PROBED_MAX: Final = 4
-_TELLING: Final = ("wrong_peer", "refused", "unreachable", "timeout")
-_ASK: Final = (
-    "check this machine's network; then ask who sent the invite whether its coordinator or a member runs, or for the"
-    " invite of a member that does (`peer invite`)"
-)
+_ASK: Final = f"check this machine's network; then {ASK_SENDER}"
 CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 
 
@@ -106,7 +103,7 @@ def judged(found: Sequence[Finding]) -> list[Finding]:
         return [f if f.state == "ok" else Finding(f.check, "warning", f.detail, remedy) for f in found]
     if not failed:
         return []
-    reasons = {reason: rank for rank, reason in enumerate(_TELLING)}
+    reasons: dict[str, int] = {reason: rank for rank, reason in enumerate(TELLING)}
     telling = min(failed, key=lambda finding: reasons.get(finding.detail.partition(":")[0], -1))
     others = "" if len(failed) == 1 else f"; none of the {len(failed)} addresses of the invite answers"
     return [Finding(telling.check, "failure", f"{telling.detail}{others}", _ASK, telling.exit_code)]
@@ -214,7 +211,7 @@ def reach_finding(
         )
     if relay:
         return Finding("reachable", "ok", f"relayed: through {relay}; {why}", remedy)
-    role = f"client: {why}. It takes part all the same: it dials the others, and merges nothing"
+    role = f"client: {why}. It takes part all the same: it dials other peers, and merges nothing"
     return Finding("reachable", "warning", why if reach is None else role, remedy)
 
 

@@ -5,7 +5,6 @@ Beside it there is a chat page. Both are on this machine.
 
 from __future__ import annotations
 
-import importlib
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -14,8 +13,14 @@ import click
 
 from cli.combinations import refuse_others
 from cli.local_model import NamedModel, invite_to, local_model_options
-from cli.options import invite_argument, template_option, tied_option, wire_option
-from cli.packages import INSTALL_SERVER
+from cli.options import (
+    count_option,
+    invite_argument,
+    template_option,
+    tied_option,
+    wire_option,
+)
+from cli.packages import check_web_packages
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
@@ -50,9 +55,7 @@ KEY_VARIABLE: Final = "PEER_API_KEY"
 @click.option(
     "--rate", type=click.IntRange(1, 1_000_000), help="Requests a minute for each key.  [default: any number]"
 )
-@click.option(
-    "--at-once", type=click.IntRange(1, 512), default=16, show_default=True, help="Requests at once, each key."
-)
+@count_option("--at-once", 1, 512, 16, "Requests at once, each key.")
 @template_option("How messages become text", "the model's, else plain")
 @wire_option
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON lines.")
@@ -82,7 +85,7 @@ def api(
         refuse_others("--new-key", "new_key", "key_file")
         _add_key(key_file, new_key)
         return
-    _check_web_server()
+    check_web_packages("peer api", metrics=False)
     from swarm.gateway.limits import Quotas
     from swarm.web.listening import ListenAddress
 
@@ -94,15 +97,6 @@ def api(
         )
     with invite_to(invite, model, dtype, device, threads) as opened:
         run_until_stopped(_Api(opened, wire, template, address, known, Quotas(rate, at_once), as_json).run, tied)
-
-
-def _check_web_server() -> None:
-    """Raise ConfigError unless the packages of the extra `serve` are installed."""
-    try:
-        for package in ("starlette", "hypercorn"):
-            importlib.import_module(package)
-    except ImportError:
-        raise ConfigError(f"peer api needs starlette and hypercorn: {INSTALL_SERVER}") from None
 
 
 def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:

@@ -16,7 +16,14 @@ import trio
 
 from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
-from cli.options import Number, invite_argument, template_option, wait_option, wire_option
+from cli.options import (
+    Number,
+    count_option,
+    invite_argument,
+    template_option,
+    wait_option,
+    wire_option,
+)
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
 from cli.terminal.messages import MARK, LineMessages, Messages, can_edit
@@ -52,7 +59,7 @@ _HELP: Final = (
 @local_model_options
 @template_option("How messages become text", "the model's, else plain")
 @click.option("--system", default="", metavar="TEXT", help="How the model should answer.")
-@click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=512, show_default=True, help="Of one answer.")
+@count_option("--max-tokens", 1, 1 << 20, 512, "Of one answer.")
 @click.option("--temperature", type=Number(0, 100), default=0.7, show_default=True, help="0: the likeliest.")
 @click.option("--top-p", type=Number(0, 1), default=1.0, help="Only the likeliest that have this probability.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")

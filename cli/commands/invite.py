@@ -11,7 +11,7 @@ import click
 
 from cli.combinations import refuse, refuse_beside
 from cli.homes import coordinator_home
-from cli.options import home_option
+from cli.options import count_option, home_option
 from cli.terminal.lines import say
 from peer.errors import ConfigError
 from swarm.run.credentials import GUESTS_DEFAULT, GUESTS_MAX, INVITE_DAYS
@@ -27,16 +27,8 @@ _DAYS_MAX = 3650
     metavar="PEER_ID",
     help="Make it out to this peer alone (`peer doctor --home DIR` shows its id). Only the coordinator can.",
 )
-@click.option(
-    "--guests",
-    type=click.IntRange(1, GUESTS_MAX),
-    default=GUESTS_DEFAULT,
-    show_default=True,
-    help="How many peers it may bring into a closed run.",
-)
-@click.option(
-    "--days", type=click.IntRange(1, _DAYS_MAX), default=INVITE_DAYS, show_default=True, help="How long it is valid."
-)
+@count_option("--guests", 1, GUESTS_MAX, GUESTS_DEFAULT, "How many peers it may bring into a closed run.")
+@count_option("--days", 1, _DAYS_MAX, INVITE_DAYS, "How long it is valid.")
 def invite(home: Path | None, guest: str | None, guests: int, days: int) -> None:
     """Print a new invite to the run of --home. It needs no network, and the coordinator may be away.
 

@@ -19,6 +19,7 @@ from cli.known_homes import home_meant, note_home
 from cli.options import (
     amount_option,
     compute_options,
+    count_option,
     home_option,
     invite_argument,
     reach_options,
@@ -65,12 +66,8 @@ _STAGE_MAX = (1 << 16) - 1
     help="full: train the whole model (a run without stages). stage: train one stage of a pipeline. feeder: only read"
     " training text for a pipeline (no accelerator needed). auto: full or stage, as the run needs.",
 )
-@click.option(
-    "--nice",
-    type=click.IntRange(10, 19),
-    default=10,
-    show_default=True,
-    help="How far training gives way to this machine's other programs; 19: as far as can be.",
+@count_option(
+    "--nice", 10, 19, 10, "How far training gives way to this machine's other programs; 19: as far as can be."
 )
 @click.option(
     "--pause-when",

@@ -16,15 +16,16 @@ import trio
 from cli.combinations import check_one_source
 from cli.homes import default_home
 from cli.options import home_option, invite_argument, read_invite, tied_option
-from cli.packages import check_monitor_packages
+from cli.packages import check_web_packages
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
 from peer.plain_text import plain
 
 if TYPE_CHECKING:
-    from swarm.monitor.collector import MonitorCollector, MonitorTarget
+    from swarm.monitor.collector import MonitorCollector
     from swarm.monitor.history.memory import History
+    from swarm.run.invite import Invite
     from swarm.status.head_chain import HeadChain
     from swarm.status.state import KeptHome, MonitorState
     from swarm.web.listening import ListenAddress
@@ -80,8 +81,7 @@ def monitor(
         raise ConfigError(
             f"--token (or {TOKEN_VARIABLE}) is empty or has other letters than ASCII: leave it out to have one made"
         )
-    check_monitor_packages("peer monitor")
-    from swarm.monitor.collector import MonitorTarget
+    check_web_packages("peer monitor", metrics=True)
     from swarm.run.invite import read_saved_invite
     from swarm.web.listening import ListenAddress
     from swarm.web.webhook import check_url
@@ -94,7 +94,7 @@ def monitor(
         token = "" if address.is_loopback else secrets.token_urlsafe(_TOKEN_BYTES)
     if db is None:
         db = home / "monitor.db" if home is not None else default_home("monitor") / f"{opened.run_id}.db"
-    work = _Monitor(MonitorTarget(opened, home), address, token.strip(), _Outputs(db, publish, notify, as_json))
+    work = _Monitor(opened, home, address, token.strip(), _Outputs(db, publish, notify, as_json))
     run_until_stopped(work.run, tied)
 
 
@@ -112,8 +112,10 @@ class _Outputs:
 class _Monitor:
     """The monitor of one command."""
 
-    def __init__(self, target: MonitorTarget, address: ListenAddress, token: str, outputs: _Outputs) -> None:
-        self._target, self._address, self._token, self._out = target, address, token, outputs
+    def __init__(
+        self, invite: Invite, home: Path | None, address: ListenAddress, token: str, outputs: _Outputs
+    ) -> None:
+        self._invite, self._home, self._address, self._token, self._out = invite, home, address, token, outputs
         self._said = self._trouble = ""
 
     async def run(self) -> None:
@@ -124,10 +126,11 @@ class _Monitor:
         from swarm.monitor.notices import MonitorNotices
         from swarm.web.listening import serve_http
 
-        async with open_history(self._out.db, self._target.invite.run_id) as history, trio.open_nursery() as nursery:
+        async with open_history(self._out.db, self._invite.run_id) as history, trio.open_nursery() as nursery:
             remember = partial(self._remember, history)
-            collector = MonitorCollector(self._target, remember=remember, read_home=self._read_home)
-            app = monitor_app(collector, Access(self._token, self._address.name), history)
+            collector = MonitorCollector(self._invite, self._home, remember=remember, read_home=self._read_home)
+            app = monitor_app(collector, history)
+            app.add_middleware(Access, token=self._token, host=self._address.name)
             nursery.start_soon(collector.run)
             if self._out.folder is not None:
                 nursery.start_soon(publish, self._out.folder, collector, history, self._say_once)
@@ -140,8 +143,8 @@ class _Monitor:
     def _read_home(self) -> KeptHome | None:
         from cli.progress.kept_home import kept_home
 
-        home, run_id = self._target.home, self._target.invite.run_id
-        return kept_home(home or default_home(run_id[:12]), run_id, time.time())
+        run_id = self._invite.run_id
+        return kept_home(self._home or default_home(run_id[:12]), run_id, time.time())
 
     async def _remember(self, history: History, state: MonitorState, chains: Sequence[HeadChain]) -> None:
         """Write a reading to the history, and say once what keeps it from that."""

@@ -13,7 +13,12 @@ import msgspec
 
 from cli.combinations import refuse_beside, refuse_without
 from cli.known_homes import homes_called
-from cli.options import checkpoint_folder, invite_argument, read_invite
+from cli.options import (
+    checkpoint_folder,
+    count_option,
+    invite_argument,
+    read_invite,
+)
 from cli.run import run_until_stopped, stopping_by_signal
 from cli.terminal.lines import say, say_json
 from peer.config import DataConfig, InnerConfig, ModelConfig
@@ -57,13 +62,13 @@ class Quantity(click.ParamType[float]):
 @click.option("--device-memory", type=Quantity("size", _SIZES), help="Of the GPU, e.g. 24GB.  [default: this one's]")
 @click.option("--host-memory", type=Quantity("size", _SIZES), help="E.g. 32GB.  [default: this machine's]")
 @click.option("--device", "card", help=f"A card by name, for memory and speed: {', '.join(CARDS)}; or cpu.")
-@click.option("--cards", type=click.IntRange(1, 64), default=1, show_default=True, help="Such devices in one peer.")
+@count_option("--cards", 1, 64, 1, "Such devices in one peer.")
 @click.option("--layout", default="auto", show_default=True, help="How they share the model, as for `peer join`.")
 @click.option(
     "--flops", type=Quantity("rate", _COUNTS), help="FLOP/s kept up in training, e.g. 60T.  [default: measured]"
 )
 @click.option("--link", type=Quantity("rate", _RATES), default="100mbit", show_default=True, help="Up and down.")
-@click.option("--peers", type=click.IntRange(1, 1024), default=16, show_default=True, help="Peers like this one.")
+@count_option("--peers", 1, 1024, 16, "Peers like this one.")
 @click.option("--tokens", type=Quantity("number", _COUNTS), help="To train on, e.g. 20B.  [default: 20 a parameter]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every item in bytes.")
 def plan(

@@ -25,7 +25,8 @@ from cli.demo.report import Report, write_report
 from cli.demo.scenario import play_pipeline, play_whole
 from cli.demo.served_sample import ServedSample, serve_sample
 from cli.demo.verdict import judge, train_losses
-from cli.packages import check_monitor_packages
+from cli.options import count_option
+from cli.packages import check_web_packages
 from cli.progress.progress import Progress
 from cli.run import stopping_by_signal
 from cli.templates import template, with_settings
@@ -47,19 +48,9 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
 
 
 @click.command()
-@click.option(
-    "--peers", type=click.IntRange(3, PEERS_MAX), default=4, show_default=True, help="Number of peers that train."
-)
-@click.option(
-    "--stages", type=click.IntRange(1, 8), default=1, show_default=True, help="Number of stages of the model."
-)
-@click.option(
-    "--rounds",
-    type=click.IntRange(1, 10_000),
-    default=12,
-    show_default=True,
-    help="At least 6; with --stages 8.",
-)
+@count_option("--peers", 3, PEERS_MAX, 4, "Number of peers that train.")
+@count_option("--stages", 1, 8, 1, "Number of stages of the model.")
+@count_option("--rounds", 1, 10_000, 12, "At least 6; with --stages 8.")
 @click.option(
     "--home",
     type=click.Path(path_type=Path, file_okay=False),
@@ -92,7 +83,7 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool, w
         raise ConfigError(f"{rounds} rounds are too few for the peer that is added: give --rounds {least} or more")
     _claim(home)
     if watches:
-        check_monitor_packages("--monitor")
+        check_web_packages("--monitor", metrics=True)
     with stopping_by_signal(), Home(home).locked():
         _prepare(home, rounds, stages)
         _play(peers, stages, rounds, home, serves, Monitor(home) if watches else None)
@@ -173,7 +164,7 @@ def _homes(report: Report, home: Path) -> list[Path]:
     """Return the homes from which the model can be exported: one of each stage."""
     if not report.stages:
         return [home / "peer-1"]
-    names = {peer: seen.name for peer, seen in report.peers.items()}
+    names = {peer: seen["name"] for peer, seen in report.peers.items()}
     return [home / names[stage.replicas[0]] for stage in report.stages if stage.replicas]
 
 
@@ -226,7 +217,7 @@ def _this_command() -> str:
 
 def _traffic_text(report: Report) -> str:
     """Return the bytes sent: against an all-reduce; in a pipeline, a token."""
-    sent = [peer.bytes_up for peer in report.peers.values()]
+    sent = [peer["bytes_up"] for peer in report.peers.values()]
     if report.stages:
         return (
             f"All peers together sent {size_text(sum(sent))}, {sum(sent) / max(1, report.tokens):.0f} bytes a token"

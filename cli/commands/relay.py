@@ -13,7 +13,7 @@ import trio
 
 from cli.homes import default_home
 from cli.known_homes import note_home
-from cli.options import Number, amount_option, home_option, reach_options
+from cli.options import Number, amount_option, count_option, home_option, reach_options
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
 from peer.figures import several, size_text
@@ -31,34 +31,10 @@ _FILES: Final = 4096  # more than the host has connections
 @click.command()
 @reach_options("/ip4/0.0.0.0/tcp/4001")
 @amount_option("--rate", "MBIT", "The most that it forwards for all peers together, in Mbit/s.")
-@click.option(
-    "--reservations",
-    type=click.IntRange(1, _RESERVATIONS_MAX),
-    default=512,
-    show_default=True,
-    help="Peers behind NAT to serve at a time.",
-)
-@click.option(
-    "--circuits",
-    type=click.IntRange(1, _CIRCUITS_MAX),
-    default=1024,
-    show_default=True,
-    help="Connections to forward at a time.",
-)
-@click.option(
-    "--circuit-gb",
-    type=click.IntRange(1, 1_000_000),
-    default=1000,
-    show_default=True,
-    help="GB that one connection may carry each way.",
-)
-@click.option(
-    "--circuit-hours",
-    type=click.IntRange(1, 720),
-    default=24,
-    show_default=True,
-    help="Hours that one connection may last.",
-)
+@count_option("--reservations", 1, _RESERVATIONS_MAX, 512, "Peers behind NAT to serve at a time.")
+@count_option("--circuits", 1, _CIRCUITS_MAX, 1024, "Connections to forward at a time.")
+@count_option("--circuit-gb", 1, 1_000_000, 1000, "GB that one connection may carry each way.")
+@count_option("--circuit-hours", 1, 720, 24, "Hours that one connection may last.")
 @click.option(
     "--status-every",
     type=Number(0, 86400, min_open=True),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
@@ -14,21 +14,6 @@ from peer.errors import ResourceError
 from peer.figures import number_text, several
 
 TRAFFIC_FACTOR_MIN: Final = 50.0
-
-
-class PeerReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One peer of report.json. Times are seconds since the quickstart began."""
-
-    name: str
-    joined: float
-    left: float | None
-    """None if the peer stayed to the end."""
-    rounds: int
-    state_hash: str
-    bytes_up: int
-    """All bytes sent by its sockets, state transfer included."""
-    bytes_down: int
-    stage: int | None = None
 
 
 class StageReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,25 +32,16 @@ class StageReport(msgspec.Struct, frozen=True, kw_only=True):
     """Micro-batches that the first stage has merged, and this one has neither merged nor declared lost."""
 
 
-class MoveReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A peer's move to another stage, `at` seconds after the start."""
-
-    peer: str
-    at: float
-    source: int
-    target: int
-    reason: str
-    gain: float
-    """Micro-batches a second that the peer expected to gain."""
-
-
 class Report(msgspec.Struct, frozen=True, kw_only=True):
     """report.json. Losses are in nats per byte on held-out text."""
 
     rounds_committed: int
     """In a pipeline: by every stage."""
     rounds_discarded: int
-    peers: dict[str, PeerReport]
+    peers: dict[str, dict[str, Any]]
+    """By id: `name`, the rounds it committed, and as it said last `state_hash`, `stage`, and in `bytes_up` and
+    `bytes_down` what its sockets carried, state transfer included. `joined` and `left` are seconds since the quickstart
+    began; `left` is None if the peer stayed to the end."""
     state_hash: str
     """In a pipeline: of the first stage."""
     val_loss_first: float
@@ -87,7 +63,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     stages: list[StageReport] = []
     """This field and those below are for pipelines only."""
     micro_batches: MicroBatches | None = None
-    moves: list[MoveReport] = []
+    moves: list[dict[str, Any]] = []
+    """Of a `peer` from `source` to `target`, `at` seconds after the start, with its `reason`; `gain`: micro-batches a
+    second that the peer expected to gain."""
     frozen: list[str] = []
 
 
@@ -100,30 +78,31 @@ def broken_invariants(
     commits: Mapping[str, Mapping[int, RoundCommitted]],
     ended: Mapping[str, int],
     rounds: int,
-    killed: Sequence[str],
-    added: Sequence[str],
-    val_losses: Mapping[int, float],
-    traffic_factor: float,
+    faults: Mapping[str, Sequence[str]],
 ) -> list[str]:
-    """Return the invariants that did not hold, one sentence each.
+    """Return the invariants of any run that did not hold, one sentence each.
 
-    `commits`: by name and round. `ended`: the last round of each surviving peer.
+    `commits`: by name and round. `ended`: the last round of each surviving peer. `faults`: names of the killed, added
+    and, in a pipeline, frozen peers.
     """
-    states: dict[tuple[int, int], set[str]] = {}
+    states: dict[tuple[int, int, int], set[str]] = {}
     for seen in commits.values():
         for commit in seen.values():
-            states.setdefault((commit.term, commit.round), set()).add(commit.state_hash)
-    broken = [
-        f"after round {number} peers held {len(hashes)} different states"
-        for (_, number), hashes in sorted(states.items(), key=lambda item: item[0])
-        if len(hashes) > 1
-    ]
+            stage = -1 if commit.stage is None else commit.stage
+            states.setdefault((stage, commit.term, commit.round), set()).add(commit.state_hash)
+    broken = []
+    for (stage, _, number), hashes in sorted(states.items(), key=lambda item: item[0]):
+        if len(hashes) > 1:
+            who = "peers" if stage < 0 else f"the replicas of stage {stage}"
+            broken.append(f"after round {number} {who} held {len(hashes)} different states")
     broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]
-    broken += [f"{name} never took part in a commit" for name in added if not commits.get(name)]
-    if not killed:
-        broken.append("no peer was killed")
-    if not added:
-        broken.append("no peer was added")
+    broken += [f"{name} never took part in a commit" for name in faults["added"] if not commits.get(name)]
+    return broken + [f"no peer was {what}" for what, names in faults.items() if not names]
+
+
+def broken_in_whole(val_losses: Mapping[int, float], rounds: int, traffic_factor: float) -> list[str]:
+    """Return the invariants that did not hold of a run whose peers have the whole model."""
+    broken = []
     first, last = val_losses.get(min(val_losses, default=0)), val_losses.get(rounds)
     if first is None or last is None or len(val_losses) < 2:
         broken.append("the held-out loss was not measured at both ends")
@@ -134,29 +113,9 @@ def broken_invariants(
     return broken
 
 
-def broken_in_pipeline(
-    commits: Iterable[RoundCommitted],
-    ended: Mapping[str, int],
-    rounds: int,
-    faults: Mapping[str, Sequence[str]],
-    losses: Mapping[int, float],
-    micro_batches: MicroBatches,
-) -> list[str]:
-    """Return the invariants of a pipeline that did not hold, one sentence each.
-
-    `ended`: the last round of each surviving peer. `faults`: names of the killed, frozen and added peers. `losses`: by
-    round.
-    """
-    states: dict[tuple[int, int, int], set[str]] = {}
-    for commit in commits:
-        states.setdefault((commit.stage or 0, commit.term, commit.round), set()).add(commit.state_hash)
-    broken = [
-        f"after round {number} the replicas of stage {stage} held {len(hashes)} different states"
-        for (stage, _, number), hashes in sorted(states.items(), key=lambda item: item[0])
-        if len(hashes) > 1
-    ]
-    broken += [f"{name} ended at round {last} instead of {rounds}" for name, last in ended.items() if last != rounds]
-    broken += [f"no peer was {what}" for what, names in faults.items() if not names]
+def broken_in_pipeline(losses: Mapping[int, float], rounds: int, micro_batches: MicroBatches) -> list[str]:
+    """Return the invariants of a pipeline that did not hold. `losses`: of training, by round."""
+    broken = []
     if len(losses) < 2 or rounds not in losses:  # an old loss is none of the last round
         broken.append("the loss was not measured at both ends, or was no number there")
     elif not losses[rounds] < losses[min(losses)]:

@@ -7,19 +7,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cli.demo.report import (
-    MoveReport,
-    PeerReport,
-    Report,
-    StageReport,
-    broken_in_pipeline,
-    broken_invariants,
-    ddp_bytes,
-)
+from cli.demo.report import Report, StageReport, broken_in_pipeline, broken_in_whole, broken_invariants, ddp_bytes
 from cli.demo.scenario import Scenario
 from cli.progress.losses import finite
 from cli.progress.micro_batch_audit import MicroBatches, audit
@@ -59,7 +51,11 @@ def judge(scenario: Scenario, view: ViewState, rounds: int, began: float) -> Rep
     heads = [msgspec.msgpack.decode(part.head, type=Head) for part in model.parts]
     ids = {name: _peer_id(scenario.children[name].home) for name in (*scenario.survivors, *scenario.killed)}
     outcome = _Outcome(scenario, view, model, heads, ids, rounds, began)
-    return _judge_pipeline(outcome) if len(heads) > 1 else _judge_whole(outcome)
+    report = _common_report(outcome)
+    if len(heads) > 1:
+        return _judge_pipeline(outcome, report)
+    broken = broken_in_whole(view.val_losses, rounds, _traffic_factor(outcome))
+    return msgspec.structs.replace(report, broken_invariants=[*report.broken_invariants, *broken])
 
 
 def train_losses(view: ViewState) -> dict[int, float]:
@@ -72,30 +68,14 @@ def train_losses(view: ViewState) -> dict[int, float]:
     return {number: fmean(values) for number, values in sorted(by_round.items())}
 
 
-def _judge_whole(outcome: _Outcome) -> Report:
-    scenario, view = outcome.scenario, outcome.view
-    report = _common_report(outcome)
-    ended = _last_rounds(outcome)
-    broken = broken_invariants(
-        view.commits, ended, outcome.rounds, scenario.killed, scenario.added, view.val_losses, _traffic_factor(outcome)
-    )
-    return msgspec.structs.replace(report, broken_invariants=[*broken, *report.broken_invariants])
-
-
-def _judge_pipeline(outcome: _Outcome) -> Report:
+def _judge_pipeline(outcome: _Outcome, report: Report) -> Report:
     scenario, view, ids = outcome.scenario, outcome.view, outcome.ids
     unknown, manifest = list[str](), outcome.model.manifest
     micro_batches, uncounted = _audit_micro_batches(view, manifest, outcome.heads, unknown)
-    faults = {"killed": scenario.killed, "frozen": scenario.frozen, "added": scenario.added}
-    commits = (commit for seen in view.commits.values() for commit in seen.values())
-    broken = broken_in_pipeline(
-        commits, _last_rounds(outcome), outcome.rounds, faults, train_losses(view), micro_batches
-    )
-    broken += [f"{name} never took part in a commit" for name in scenario.added if not view.commits.get(name)]
-    report = _common_report(outcome)
+    broken = broken_in_pipeline(train_losses(view), outcome.rounds, micro_batches)
     return msgspec.structs.replace(
         report,
-        broken_invariants=[*broken, *unknown, *report.broken_invariants],
+        broken_invariants=[*report.broken_invariants, *broken, *unknown],
         frozen=[ids[name] for name in scenario.frozen],
         micro_batches=micro_batches,
         stages=[
@@ -111,23 +91,26 @@ def _judge_pipeline(outcome: _Outcome) -> Report:
             for stage, head in enumerate(outcome.heads)
         ],
         moves=[
-            MoveReport(
-                peer=ids[name],
-                at=round(at - outcome.began, 3),
-                source=move.source,
-                target=move.target,
-                reason=move.reason,
-                gain=move.gain,
-            )
+            {
+                "peer": ids[name],
+                "at": round(at - outcome.began, 3),
+                "source": move.source,
+                "target": move.target,
+                "reason": move.reason,
+                "gain": move.gain,
+            }
             for name, at, move in view.moves
         ],
     )
 
 
 def _common_report(outcome: _Outcome) -> Report:
-    """Return the part of the report that every run has. Its invariants are those of the final states."""
+    """Return the part of the report that every run has, with the invariants that are the same in each."""
     scenario, view, heads, ids = outcome.scenario, outcome.view, outcome.heads, outcome.ids
     losses = view.val_losses
+    faults = {"killed": scenario.killed, "added": scenario.added}
+    faults |= {"frozen": scenario.frozen} if len(heads) > 1 else {}
+    ended = {name: view.peers[name].round for name in scenario.survivors}  # merged by the peer, or adopted
     return Report(
         rounds_committed=min(head.round for head in heads),
         rounds_discarded=len(view.discarded),
@@ -145,7 +128,10 @@ def _common_report(outcome: _Outcome) -> Report:
         added=[ids[name] for name in scenario.added],
         sample="",
         wall_s=round(time.time() - outcome.began, 1),
-        broken_invariants=_broken_states(outcome),
+        broken_invariants=[
+            *broken_invariants(view.commits, ended, outcome.rounds, faults),
+            *_broken_states(outcome),
+        ],
     )
 
 
@@ -161,11 +147,6 @@ def _traffic_factor(outcome: _Outcome) -> float:
     """Return how many times less the busiest peer sent than in an fp32 all-reduce after every inner step."""
     view = outcome.view
     return _ddp_bytes(outcome) / max(1, *(view.peers[name].claims.bytes_up for name in view.commits))
-
-
-def _last_rounds(outcome: _Outcome) -> dict[str, int]:
-    """Return each surviving peer's last round, whether it merged that round or adopted it."""
-    return {name: outcome.view.peers[name].round for name in outcome.scenario.survivors}
 
 
 def _audit_micro_batches(
@@ -223,19 +204,15 @@ def _broken_states(outcome: _Outcome) -> list[str]:
     return broken
 
 
-def _peer(outcome: _Outcome, name: str) -> PeerReport:
-    scenario, view, began = outcome.scenario, outcome.view, outcome.began
-    child, says = scenario.children[name], view.peers[name].claims
-    return PeerReport(
-        name=name,
-        joined=round(child.since - began, 3),
-        left=None if name in scenario.survivors or child.until is None else round(child.until - began, 3),
-        rounds=len(view.commits.get(name, ())),
-        state_hash=says.state_hash,
-        bytes_up=says.bytes_up,
-        bytes_down=says.bytes_down,
-        stage=says.stage,
-    )
+def _peer(outcome: _Outcome, name: str) -> dict[str, Any]:
+    child, says, began = outcome.scenario.children[name], outcome.view.peers[name].claims, outcome.began
+    return {
+        "name": name,
+        "joined": round(child.since - began, 3),
+        "left": None if name in outcome.scenario.survivors or child.until is None else round(child.until - began, 3),
+        "rounds": len(outcome.view.commits.get(name, ())),
+        **{field: getattr(says, field) for field in ("state_hash", "bytes_up", "bytes_down", "stage")},
+    }
 
 
 def _peer_id(home: Path) -> str:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -47,58 +46,52 @@ _PAGE: Final = Path(__file__).parent / "page"
 _NO_STORE: Final = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 
 
-@dataclass(frozen=True)
 class Access:
-    """Who may look."""
+    """The middleware that answers those that may look, and all at `/healthz`, since it tells nothing of the run."""
 
-    token: str = ""
-    """Empty: this machine's programs."""
-    host: str = "127.0.0.1"
-    """The address that is listened at."""
-
-    def admits(self, request: Request) -> bool:
-        """Return whether a request may be answered."""
-        if not self.token:
-            return names_this_machine(request.headers.get("host", ""), self.host)
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        return self.is_token(given.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, ""))
-
-    def is_token(self, given: str) -> bool:
-        """Compare in a time that does not tell how much is right."""
-        return hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode())
-
-
-class _Guard:
-    """The application for those that may look; `/healthz` is for all, since it tells nothing of the run."""
-
-    def __init__(self, app: ASGIApp, access: Access) -> None:
-        self._app, self._access = app, access
+    def __init__(self, app: ASGIApp, token: str = "", host: str = "127.0.0.1") -> None:
+        """`token`: empty for this machine's programs alone; `host`: the address that is listened at."""
+        self._app, self._token, self._host = app, token, host
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] != "/healthz":
             request = Request(scope)
             given = request.query_params.get("token")
-            if given is not None and self._access.token and self._access.is_token(given):
+            if given is not None and self._token and self._is_token(given):
                 response: Response = RedirectResponse("/", 303)  # so that the token is in no address and no history
                 response.set_cookie(COOKIE, given, httponly=True, samesite="strict")
                 await response(scope, receive, send)
                 return
-            if not self._access.admits(request):
-                await _refusal(self._access)(scope, receive, send)
+            if not self._admits(request):
+                await self._refusal()(scope, receive, send)
                 return
             keep_place(scope)
         await self._app(scope, receive, send)
 
+    def _admits(self, request: Request) -> bool:
+        if not self._token:
+            return names_this_machine(request.headers.get("host", ""), self._host)
+        scheme, _, given = request.headers.get("authorization", "").partition(" ")
+        return self._is_token(given.strip() if scheme.lower() == "bearer" else request.cookies.get(COOKIE, ""))
 
-def _refusal(access: Access) -> Response:
-    if access.token:
-        why = "this monitor needs its token: open the address that it has printed, or send Authorization: Bearer TOKEN"
-        return JSONResponse({"error": why}, 401, _NO_STORE | {"WWW-Authenticate": "Bearer"})
-    return JSONResponse({"error": "the host of this request is not this machine's own name: ask for 127.0.0.1"}, 403)
+    def _is_token(self, given: str) -> bool:
+        """Compare in a time that does not tell how much is right."""
+        return hmac.compare_digest(given.encode("utf-8", "replace"), self._token.encode())
+
+    def _refusal(self) -> Response:
+        if self._token:
+            why = (
+                "this monitor needs its token: open the address that it has printed, or send Authorization: Bearer"
+                " TOKEN"
+            )
+            return JSONResponse({"error": why}, 401, _NO_STORE | {"WWW-Authenticate": "Bearer"})
+        return JSONResponse(
+            {"error": "the host of this request is not this machine's own name: ask for 127.0.0.1"}, 403
+        )
 
 
-def monitor_app(collector: MonitorCollector, access: Access, history: History) -> Starlette:
-    """Return the application."""
+def monitor_app(collector: MonitorCollector, history: History) -> Starlette:
+    """Return the application, which answers all that reach it: `Access` goes before it."""
     streams = trio.CapacityLimiter(STREAMS_MAX)
 
     async def state(request: Request) -> Response:
@@ -148,9 +141,7 @@ def monitor_app(collector: MonitorCollector, access: Access, history: History) -
         Route("/healthz", health),
         *page_routes(_PAGE),
     ]
-    app = Starlette(routes=routes, exception_handlers={HTTPException: refuse})
-    app.add_middleware(_Guard, access=access)
-    return app
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
 
 
 def encoded(state: MonitorState) -> bytes:

@@ -7,9 +7,8 @@ report. Each part has a bound in time and in memory. Where no peer answers it tr
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -20,23 +19,21 @@ from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, DeadlineExceeded, DialError, NetworkError
 from peer.events import Event
 from swarm.client.session import RunClient, open_client
-from swarm.inference.record import SERVERS, ServerRecord, run_schemas, servers_key
-from swarm.membership.member_record import MemberRecord
+from swarm.inference.record import SERVERS, run_schemas, servers_key
 from swarm.membership.membership import read_records
 from swarm.monitor.member_events import MemberEvents
 from swarm.monitor.told_counts import ToldCounts
 from swarm.run.invite import Invite
-from swarm.run.manifest import AnyManifest, Manifest, ServedModelManifest
+from swarm.run.manifest import AnyManifest, Manifest
 from swarm.status.alerts import Alerts
-from swarm.status.event_words import names_told
 from swarm.status.head_chain import HeadChain, follow_history
 from swarm.status.help_wanted import help_wanted
 from swarm.status.model_state import model_state
 from swarm.status.reading import RunReading, read_run
 from swarm.status.record_history import RecordHistory, last_round
-from swarm.status.run_state import RunView, run_state
-from swarm.status.servers import Collected
+from swarm.status.run_state import run_state
 from swarm.status.state import KeptHome, MonitorState, Verdict, Watch
+from swarm.status.verdict import EXPORT_HOME
 
 EVERY_S: Final = 5.0
 READING_S: Final = 40.0
@@ -45,20 +42,10 @@ AGAIN_S: Final = 5.0
 REOPEN_AFTER: Final = 12
 """After this many readings without any answer the connection is opened again."""
 
-_OVER: Final = "the last round is in the home: make the model with `peer export --home DIR --out DIR`"
+_OVER: Final = f"the last round is in the home: {EXPORT_HOME}"
 
 Remember = Callable[[MonitorState, Sequence[HeadChain]], Awaitable[None]]
 """Takes each state, with the chain of each stage, before it is shown: what follows from a state finds it remembered."""
-
-
-@dataclass(frozen=True)
-class MonitorTarget:
-    """What is looked at: an invite, and the home whose saved addresses help to reach it."""
-
-    invite: Invite
-    home: Path | None = None
-    names_invites: bool = False
-    """Whether the state may name invites and address prefixes, as no other reads it."""
 
 
 class MonitorCollector:
@@ -66,13 +53,18 @@ class MonitorCollector:
 
     def __init__(
         self,
-        target: MonitorTarget,
+        invite: Invite,
+        home: Path | None = None,
+        names_invites: bool = False,
         clock: Callable[[], float] = time.time,
         remember: Remember | None = None,
         read_home: Callable[[], KeptHome | None] | None = None,
     ) -> None:
-        """`read_home` blocks, and returns what a home keeps of the run; it is asked once the run is not reached."""
-        self._target, self._clock, self._remember, self._read_home = target, clock, remember, read_home
+        """`home`: its saved addresses help to reach the run. `names_invites`: whether the state may name invites and
+        address prefixes, as no other reads it. `read_home` blocks, and returns what a home keeps of the run; it is
+        asked once the run is not reached."""
+        self._invite, self._home, self._names_invites = invite, home, names_invites
+        self._clock, self._remember, self._read_home = clock, remember, read_home
         self._kept: KeptHome | None = None
         self._watch = Watch(started_at=clock(), readings=0, failed=0, last_success=None, reading_s=None)
         self._manifest: AnyManifest | None = None
@@ -121,8 +113,7 @@ class MonitorCollector:
         return self.state
 
     def _opened(self) -> AbstractAsyncContextManager[RunClient]:
-        target = self._target
-        return open_client(target.invite, target.home, schemas=run_schemas)
+        return open_client(self._invite, self._home, schemas=run_schemas)
 
     async def _follow(self, client: RunClient) -> None:
         """Read every `EVERY_S` until no peer has answered for long."""
@@ -140,20 +131,42 @@ class MonitorCollector:
                 await trio.sleep_until(due)
 
     async def _look(self, client: RunClient) -> None:
-        began = trio.current_time()
+        began, manifest = trio.current_time(), client.manifest
         if self._manifest is None:
-            self._manifest = client.manifest
-            stages = client.manifest.stages if isinstance(client.manifest, Manifest) else 0
-            self.chains = [HeadChain() for _ in range(stages)]
-        servers = await read_records(client.node, client.host, SERVERS, servers_key(self._manifest.run_id))
-        reading = None
-        if isinstance(client.manifest, Manifest):
-            reading = await self._look_at_run(client, servers)
-            silent = not reading.records and not any(reading.best)
+            self._manifest = manifest
+            self.chains = [HeadChain() for _ in range(manifest.stages if isinstance(manifest, Manifest) else 0)]
+        servers = await read_records(client.node, client.host, SERVERS, servers_key(manifest.run_id))
+        events, records = self._events, self._records
+        if isinstance(manifest, Manifest):
+            reading = await read_run(client, servers)
+            await self._look_at_run(client, reading)
+            self._has_read(began, silent=not reading.records and not any(reading.best))
+            told, outcomes, whole = events.told(), events.outcomes(), self._names_invites
+            state = run_state(reading, self.chains, told, outcomes, records, self._watch, whole)
         else:
-            self._records.note(servers)
+            records.note(servers)
             await self._poll_events(client, sorted(servers))
-            silent = not servers
+            self._has_read(began, silent=not servers)
+            told, outcomes = events.told(), events.outcomes()
+            state = model_state(manifest, self._clock(), servers, told, outcomes, records, self._watch)
+        await self._publish(state)
+
+    async def _look_at_run(self, client: RunClient, reading: RunReading) -> None:
+        """Bring what is known of the run up to a reading of it."""
+        self._records.note({**reading.servers, **reading.records})
+        async with trio.open_nursery() as nursery:
+            for stage, chain in enumerate(self.chains):
+                nursery.start_soon(follow_history, client.host, chain, reading.best[stage], reading.at)
+            nursery.start_soon(self._poll_events, client, asked_for_events(reading))
+        proved = (chain.last.round for chain in self.chains if chain.last)
+        last = last_round(reading.records, proved, not reading.manifest.outer.has_common_state)
+        self._records.note_losses(reading.records, last)
+
+    async def _poll_events(self, client: RunClient, peers: Sequence[str]) -> None:
+        await self._events.poll(client.host, peers, self._clock())
+
+    def _has_read(self, began: float, silent: bool) -> None:
+        """Take note of a reading. `silent`: it found no peer."""
         self._silent = self._silent + 1 if silent else 0
         self._watch = replace(
             self._watch,
@@ -163,33 +176,6 @@ class MonitorCollector:
             failure="",
             lies=self._lies,
         )
-        await self._show(reading, servers)
-
-    async def _look_at_run(self, client: RunClient, servers: Mapping[str, ServerRecord]) -> RunReading:
-        manifest, reading = client.training, await read_run(client)
-        self._records.note(dict[str, MemberRecord | ServerRecord]({**servers, **reading.records}))
-        async with trio.open_nursery() as nursery:
-            for stage, chain in enumerate(self.chains):
-                nursery.start_soon(follow_history, client.host, chain, reading.best[stage], reading.at)
-            nursery.start_soon(self._poll_events, client, asked_for_events(manifest, reading))
-        proved = (chain.last.round for chain in self.chains if chain.last)
-        last = last_round(reading.records, proved, not manifest.outer.has_common_state)
-        self._records.note_losses(reading.records, last)
-        return reading
-
-    async def _poll_events(self, client: RunClient, peers: Sequence[str]) -> None:
-        await self._events.poll(client.host, peers, self._clock())
-
-    async def _show(self, reading: RunReading | None, servers: Mapping[str, ServerRecord]) -> None:
-        told, records = self._events.told(), self._records
-        names = names_told(told) | records.names
-        collected = Collected(self._watch, told, self._events.outcomes(), records.rates, names, records.losses)
-        if reading is not None:
-            view = RunView(reading, self.chains, collected, servers, self._target.names_invites)
-            await self._publish(run_state(view))
-        else:
-            assert isinstance(self._manifest, ServedModelManifest)
-            await self._publish(model_state(self._manifest, self._clock(), servers, collected))
 
     async def _failed(self, error: BarnraiseError) -> None:
         self._watch = replace(self._watch, failed=self._watch.failed + 1, failure=why_not(error), lies=self._lies)
@@ -211,7 +197,7 @@ class MonitorCollector:
             return MonitorState(
                 kind="unknown",
                 at=self._clock(),
-                run_id=self._target.invite.run_id,
+                run_id=self._invite.run_id,
                 name=kept.name if kept is not None else "",
                 open=kept is not None and kept.open,
                 verdict=verdict,
@@ -242,9 +228,9 @@ def why_not(error: BarnraiseError) -> str:
     return f"the connection to the run failed ({type(error).__name__})"
 
 
-def asked_for_events(manifest: Manifest, reading: RunReading) -> list[str]:
+def asked_for_events(reading: RunReading) -> list[str]:
     """Return the peers whose events are asked for, those that matter most first."""
     members = [member.peer for proven in reading.best if proven for member in proven.head.members]
     known = reading.records.keys()
-    here = [peer for peer in (manifest.authority, *members) if peer in known]
+    here = [peer for peer in (reading.manifest.authority, *members) if peer in known]
     return [*here, *sorted(known - set(here))]

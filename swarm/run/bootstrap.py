@@ -30,6 +30,12 @@ _REMEDIES: Final[dict[DialReason, str]] = {
     "unreachable": "check this machine's network",
 }
 """Advice to the reader of an invite."""
+ASK_SENDER: Final = (
+    "ask who sent the invite whether its coordinator or a member runs, or for the invite of a member that does"
+    " (`peer invite`)"
+)
+TELLING: Final[tuple[DialReason, ...]] = ("wrong_peer", "refused", "unreachable", "timeout")
+"""Why a dial failed, what explains most first."""
 
 ManifestT = TypeVar("ManifestT", bound=AnyManifest)
 
@@ -134,17 +140,15 @@ def _gate(host: Host, manifest: AnyManifest, home: Home, chain: Chain, renew: Re
 
 def _most_useful(failures: list[BarnraiseError]) -> BarnraiseError:
     """Return the error to show: a wrong peer explains more than a closed port, and that more than silence."""
-    order = ("wrong_peer", "refused", "unreachable", "timeout")
     dials = [error for error in failures if isinstance(error, DialError)]
     others = [error for error in failures if not isinstance(error, DialError)]
     if others:
         return next((error for error in others if isinstance(error, NotAdmitted)), others[0])
-    first = min(dials, key=lambda error: order.index(error.reason))
+    first = min(dials, key=lambda error: TELLING.index(error.reason))
     which = "the address" if len(dials) == 1 else f"any of the {len(dials)} addresses"
     what, _, _ = str(first).rpartition(": ")
     return DialError(
         f"no peer of the run answers at {which} of the invite ({what}): {_REMEDIES[first.reason]}; if that does not"
-        " help, ask who sent the invite whether its coordinator or a member runs, or for the invite of a member that"
-        " does (`peer invite`)",
+        f" help, {ASK_SENDER}",
         first.reason,
     )

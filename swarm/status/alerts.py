@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from statistics import fmean, median
 from typing import Final
@@ -36,9 +37,12 @@ CLOCK_S: Final = 60.0
 BLIND_S: Final = 60.0
 GRAVITY: Final = {"critical": 0, "warning": 1, "info": 2}
 ALERTS_MAX: Final = 100
+_SLOWED: Final = "`peer doctor` on that machine says what slows it"
 
 
 Rule = Callable[[MonitorState], Iterator[Condition]]
+_warning = partial(Condition, severity="warning", basis=("claims",))
+_info = partial(Condition, severity="info", basis=("claims",))
 
 
 class Alerts:
@@ -83,13 +87,11 @@ def _relay_heavy(state: MonitorState) -> Iterator[Condition]:
     through = Counter(member.seen.relay for member in here if member.seen.relay)
     for relay, count in through.most_common(1):
         if count >= RELAYED_MIN and 2 * count > len(here):
-            yield Condition(
+            yield _warning(
                 name="relay_heavy",
                 subject=relay,
-                severity="warning",
                 text=f"{count} of {len(here)} peers can be reached through one relay only ({_name(state, relay)})",
                 remedy="start another `peer relay`, or open a port at some of them (`peer doctor` says how)",
-                basis=("claims",),
                 after_s=60.0,
             )
 
@@ -108,14 +110,12 @@ def _often_last(state: MonitorState) -> Iterator[Condition]:
         peer, times = Counter(line.last for line in known).most_common(1)[0]
         behind_s = fmean(line.behind_s for line in known if line.last == peer)
         if 2 * times > len(known) and behind_s > BEHIND_SHARE * round_s:
-            yield Condition(
+            yield _info(
                 name="often_last",
                 subject=peer,
-                severity="info",
                 text=f"{_name(state, peer)} ended its training last in {times} of {len(known)} rounds, on average"
                 f" {behind_s:.0f} s after the first",
-                remedy="`peer doctor` on that machine says what slows it; after some rounds it is given fewer steps",
-                basis=("claims",),
+                remedy=f"{_SLOWED}; after some rounds it is given fewer steps",
             )
 
 
@@ -126,14 +126,12 @@ def _slow_replica(state: MonitorState) -> Iterator[Condition]:
         for peer, service_s in taken.items():
             others = [seconds for other, seconds in taken.items() if other != peer]
             if others and service_s > SLOW_TIMES * median(others):
-                yield Condition(
+                yield _info(
                     name="slow_replica",
                     subject=peer,
-                    severity="info",
                     text=f"{_name(state, peer)} takes {service_s:.2g} s for a micro-batch, where the other replicas of"
                     f" stage {stage.stage} take {median(others):.2g} s",
-                    remedy="`peer doctor` on that machine says what slows it; meanwhile it is given less to do",
-                    basis=("claims",),
+                    remedy=f"{_SLOWED}; meanwhile it is given less to do",
                     after_s=SLOW_S,
                 )
 
@@ -163,13 +161,11 @@ def _told_of_members(state: MonitorState) -> Iterator[Condition]:
 def _told_of(member: MemberState, name: str) -> Iterator[Condition]:
     told = member.told
     if told.refused_by > 1:
-        yield Condition(
+        yield _warning(
             name="peer_refused",
             subject=member.peer,
-            severity="warning",
             text=f"{told.refused_by} peers refuse what {name} sent: {told.refusal}",
             remedy="if that goes on, the owner can ban it: `peer coordinate --ban`, see docs/run/security.md",
-            basis=("claims",),
         )
     if told.failed_saves:
         yield Condition(
@@ -181,13 +177,11 @@ def _told_of(member: MemberState, name: str) -> Iterator[Condition]:
             basis=("claims",),
         )
     if told.lost_workers > 2:
-        yield Condition(
+        yield _warning(
             name="worker_dies",
             subject=member.peer,
-            severity="warning",
             text=f"{name} lost its worker process {told.lost_workers} times in ten minutes",
             remedy="see its log: mostly memory runs out; `peer doctor` there says what fits",
-            basis=("claims",),
         )
     if member.claims is not None and member.claims.age_s < -CLOCK_S:
         yield Condition(
@@ -203,12 +197,10 @@ def _told_of(member: MemberState, name: str) -> Iterator[Condition]:
 def _roster_full(state: MonitorState) -> Iterator[Condition]:
     most = max((member.told.left_out for member in state.members), default=0)
     if most > 0:
-        yield Condition(
+        yield _warning(
             name=RosterFull.event_name(),
-            severity="warning",
             text=f"a round had no room for {most} of the updates, whose peers wait for their turn",
             remedy="give these another stage or run; create the next run with fewer [run] max_peers, or more stages",
-            basis=("claims",),
         )
 
 
@@ -216,12 +208,10 @@ def _versions(state: MonitorState) -> Iterator[Condition]:
     found = Counter(member.claims.version for member in state.members if member.claims is not None)
     if len(found) > 1:
         told = ", ".join(f"{count} with {version}" for version, count in found.most_common(4))
-        yield Condition(
+        yield _info(
             name="version_skew",
-            severity="info",
             text=f"peers run different versions: {told}",
             remedy="upgrade barnraise on the older ones, one after the other",
-            basis=("claims",),
             after_s=AWAY_S,  # while they are upgraded one after the other, they do
         )
 
@@ -235,23 +225,19 @@ def _loss(state: MonitorState) -> Iterator[Condition]:
         number, last = held[-1]
         best = min(value for _, value in held[-1 - SPIKE_ROUNDS : -1])
         if last > best + SPIKE_NATS:
-            yield Condition(
+            yield _warning(
                 name="loss_spike",
-                severity="warning",
                 text=f"the held-out loss of round {number} is {last:.3f}, where {best:.3f} was reached before",
                 remedy="wait for some rounds; if it stays, lower the learning rate, or begin again from a saved state",
-                basis=("claims",),
             )
     train = [point.train for point in state.loss if point.train is not None]
     if len(train) >= 3 * ROUNDS:
         first, middle, last = (fmean(train[-place * ROUNDS :][:ROUNDS]) for place in (3, 2, 1))
         if first <= middle <= last:
-            yield Condition(
+            yield _info(
                 name="loss_flat",
-                severity="info",
                 text=f"the loss has not fallen for {2 * ROUNDS} rounds (it is {last:.3f}, as the members claim)",
                 remedy="see whether the learning rate has run out, or more data is needed; or end the run here",
-                basis=("claims",),
             )
 
 

@@ -15,8 +15,11 @@ from swarm.status.state import MemberTold
 TOLD_S: Final = 600.0
 _REASON_MAX: Final = 120
 
+Told = Mapping[str, Sequence[Heard]]
+"""What each peer has told, oldest first."""
 
-def members_told(told: Mapping[str, Sequence[Heard]], now: float) -> dict[str, MemberTold]:
+
+def members_told(told: Told, now: float) -> dict[str, MemberTold]:
     """Return what was told in the last `TOLD_S` seconds, of those peers of which something was."""
     refusing: dict[str, dict[str, str]] = {}  # the reasons, by who refuses, of each refused peer
     saves, workers, left_out = Counter[str](), Counter[str](), Counter[str]()

@@ -11,20 +11,28 @@ from msgspec.structs import replace
 from peer.plain_text import plain
 from swarm.inference.record import ServerRecord
 from swarm.run.manifest import ServedModelManifest
-from swarm.status.event_words import log_lines
-from swarm.status.servers import MEMBERS_SHOWN, Collected, lacking, server_members
-from swarm.status.state import BlockRow, MonitorState, Severity, Verdict
-from swarm.status.verdict import AWAY_S, UNREAD, Condition, gravest
+from swarm.status.event_words import log_lines, names_told
+from swarm.status.member_told import Told
+from swarm.status.record_history import RecordHistory
+from swarm.status.servers import MEMBERS_SHOWN, lacking, server_members
+from swarm.status.state import BlockRow, MonitorState, Outcome, Severity, Verdict, Watch
+from swarm.status.verdict import AWAY_S, EDGE, UNREAD, Condition, gravest
 
 FULL: Final = 0.95
 """The share of its room that a server which counts as full has taken."""
 
 
 def model_state(
-    manifest: ServedModelManifest, at: float, records: Mapping[str, ServerRecord], collected: Collected
+    manifest: ServedModelManifest,
+    at: float,
+    records: Mapping[str, ServerRecord],
+    told: Told,
+    outcomes: Mapping[str, Outcome],
+    history: RecordHistory,
+    watch: Watch,
 ) -> MonitorState:
-    """Return the state. `at`: Unix time of the records."""
-    layers, names = manifest.model.layers, collected.names
+    """Return the state. `at`: Unix time of the records; `outcomes`: of asking each peer for its events."""
+    layers, names = manifest.model.layers, names_told(told) | history.names
     left_out = max(0, len(records) - MEMBERS_SHOWN)
     state = MonitorState(
         kind="model",
@@ -38,10 +46,10 @@ def model_state(
         verdict=UNREAD,
         blocks=tuple(_blocks(layers, records, at)),
         troubles=lacking(layers, records, at),
-        members=server_members(records, at, collected),
-        log=log_lines(collected.told, names),
+        members=server_members(records, at, told, outcomes, history.rates),
+        log=log_lines(told, names),
         names={peer: plain(name, 64) for peer, name in names.items()},
-        monitor=replace(collected.watch, members_left_out=left_out, history_complete=True),
+        monitor=replace(watch, members_left_out=left_out, history_complete=True),
     )
     return replace(state, verdict=model_verdict(state))
 
@@ -97,7 +105,7 @@ def blocks_served(state: MonitorState) -> Iterator[Condition]:
                 remedy=f"start one{' more' * bool(row.servers)} with `peer serve INVITE --blocks {where}`",
                 basis=("claims",),
                 after_s=after_s,
-                word="stopped" if not row.servers else "healthy, at the edge" if row.servers == 1 else "",
+                word="stopped" if not row.servers else EDGE if row.servers == 1 else "",
                 level="bad" if not row.servers else "edge",
             )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from swarm.client.session import RunClient
 from swarm.gossip.pairing import PeerView, group_round
+from swarm.inference.record import ServerRecord
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
@@ -32,6 +33,13 @@ class RunReading:
     """Peers whose updates make the loss worse, as members of the last commit say."""
     judges: int | None = None
     """How many of those members said whom they judge; None in a run without the check by loss, and once it is over."""
+    servers: Mapping[str, ServerRecord] = field(default_factory=dict)
+    """The records of those that serve the run's commits."""
+
+    @property
+    def answering(self) -> set[str]:
+        """The peers that answered from near a stage's last head."""
+        return {member.peer for proven in self.best if proven for member in proven.near}
 
     @property
     def full(self) -> dict[str, MemberRecord]:
@@ -100,14 +108,14 @@ class RunReading:
         return max(head.round, authority.round), max(head.tokens, authority.tokens)
 
 
-async def read_run(client: RunClient) -> RunReading:
-    """Read the run once; takes a few seconds at most, even if peers are frozen."""
+async def read_run(client: RunClient, servers: Mapping[str, ServerRecord] | None = None) -> RunReading:
+    """Read the run once; takes a few seconds at most, even if peers are frozen. `servers`: their records."""
     manifest = client.training
     records = await client.members()
     silent = set[str]()
     found = await client.all_candidates(records, silent)
     best = tuple(seen[0] if seen and manifest.outer.has_common_state else None for seen in found)
-    reading = RunReading(manifest, time.time(), records, best, tuple(sorted(silent)))
+    reading = RunReading(manifest, time.time(), records, best, tuple(sorted(silent)), servers=servers or {})
     if not has_judges(manifest) or reading.complete:
         return reading
     members = [member.peer for proven in best if proven for member in proven.head.members]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from statistics import median_high
-from typing import Final, Protocol
+from typing import Final
 
+from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
 
 NAMES_MAX: Final = 1024
@@ -16,15 +17,8 @@ PEERS_MAX: Final = 128
 """Losses of one round."""
 
 
-class _Record(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def at(self) -> float: ...
-    @property
-    def bytes_up(self) -> int: ...
-    @property
-    def bytes_down(self) -> int: ...
+Rate = tuple[float, float]
+"""Bytes a second, up and down."""
 
 
 def last_round(records: Mapping[str, MemberRecord], proved: Iterable[int], gossip: bool) -> int:
@@ -39,14 +33,14 @@ class RecordHistory:
     """Claims of peers, over time."""
 
     def __init__(self) -> None:
-        self.rates: dict[str, tuple[float, float]] = {}
-        """Bytes a second, up and down, between a peer's last two records."""
+        self.rates: dict[str, Rate] = {}
+        """Between a peer's last two records."""
         self.names: dict[str, str] = {}
         self.losses: dict[int, dict[str, float]] = {}
         """The last training loss of each peer at each round."""
         self._last: dict[str, tuple[float, int, int]] = {}
 
-    def note(self, records: Mapping[str, _Record]) -> None:
+    def note(self, records: Mapping[str, MemberRecord | ServerRecord]) -> None:
         """Take the records of one reading."""
         self._last = {peer: last for peer, last in self._last.items() if peer in records}
         self.rates = {peer: rate for peer, rate in self.rates.items() if peer in records}

@@ -5,34 +5,30 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Final
 
 from msgspec.structs import replace
 
-from peer.catalogue.reading import Heard
 from peer.catalogue.rounds import AttemptFailed, RoundTrained, ValEvaluated
 from peer.plain_text import plain
-from swarm.inference.record import ServerRecord
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.vote_shares import VoteShare, alarms, caution, invites_of
 from swarm.protocol.head import Head
-from swarm.run.manifest import Manifest
-from swarm.status.event_words import log_lines
+from swarm.status.event_words import log_lines, names_told
 from swarm.status.head_chain import HeadChain, absent_from, joined, left, took_part
-from swarm.status.member_told import members_told
+from swarm.status.member_told import Told, members_told
 from swarm.status.reading import RunReading
-from swarm.status.record_history import last_round
-from swarm.status.servers import MEMBERS_SHOWN, Collected, link_of, relay_of, served, server_members
+from swarm.status.record_history import Rate, RecordHistory, last_round
+from swarm.status.servers import MEMBERS_SHOWN, NO_FACTS, met_with, served, server_members
 from swarm.status.state import (
     LossPoint,
     MemberClaims,
     MemberFacts,
-    MemberSeen,
     MemberState,
     MemberTold,
     MonitorState,
+    Outcome,
     RoundClaims,
     RoundFacts,
     RoundState,
@@ -40,6 +36,7 @@ from swarm.status.state import (
     StageFacts,
     StageSeen,
     StageState,
+    Watch,
 )
 from swarm.status.verdict import UNREAD, verdict_of
 
@@ -48,41 +45,23 @@ LOSSES_SHOWN: Final = 240
 CLAIMED_S_MAX: Final = 1e6
 
 
-@dataclass(frozen=True)
-class RunView:
-    """All that the state of a run is made of."""
-
-    reading: RunReading
-    chains: Sequence[HeadChain]
-    """Of each stage."""
-    collected: Collected
-    servers: Mapping[str, ServerRecord] = field(default_factory=dict)
-    """The records of those that serve the run's commits."""
-    names_invites: bool = False
-    """Whether the state may name invites and address prefixes."""
-
-    @property
-    def manifest(self) -> Manifest:
-        return self.reading.manifest
-
-    @property
-    def gossip(self) -> bool:
-        return not self.manifest.outer.has_common_state
-
-    @property
-    def answering(self) -> set[str]:
-        """The peers that answered from near a stage's last head."""
-        return {member.peer for proven in self.reading.best if proven for member in proven.near}
-
-
-def run_state(view: RunView) -> MonitorState:
-    """Return the state."""
-    manifest, reading, collected = view.manifest, view.reading, view.collected
+def run_state(
+    reading: RunReading,
+    chains: Sequence[HeadChain],
+    told: Told,
+    outcomes: Mapping[str, Outcome],
+    history: RecordHistory,
+    watch: Watch,
+    names_invites: bool = False,
+) -> MonitorState:
+    """Return the state. `chains`: of each stage; `outcomes`: of asking each peer for its events; `names_invites`:
+    whether the state may name invites and address prefixes."""
+    manifest, names = reading.manifest, names_told(told) | history.names
     (round_, tokens), (val_loss, val_round) = reading.progress, reading.held_out
     shares, heads = reading.shares, [proven.head for proven in reading.best if proven]
-    members, left_out = _members(view)
-    complete = all(not chain.wants_older for chain in view.chains)
-    served_round, troubles = served(manifest.model.layers, view.servers, reading.at)
+    members, left_out = _members(reading, chains, told, outcomes, history.rates)
+    complete = all(not chain.wants_older for chain in chains)
+    served_round, troubles = served(manifest.model.layers, reading.servers, reading.at)
     state = MonitorState(
         kind="run",
         at=reading.at,
@@ -90,44 +69,44 @@ def run_state(view: RunView) -> MonitorState:
         name=plain(manifest.run.name, 64),
         open=manifest.run.open,
         method=str(manifest.outer.__struct_config__.tag),
-        mode="" if view.gossip else manifest.agreement_mode,
+        mode=manifest.agreement_mode if manifest.outer.has_common_state else "",
         codec=str(manifest.codec.up),
         compute_s_max=manifest.run.compute_s_max,
-        coordinator_here=manifest.authority in {*reading.records, *view.answering},
-        failure=last_failure(view),
+        coordinator_here=manifest.authority in {*reading.records, *reading.answering},
+        failure=last_failure(chains, told),
         rounds_planned=manifest.run.rounds,
         round=round_,
         tokens=tokens,
         val_loss=val_loss,
         val_round=val_round,
         verdict=UNREAD,
-        stages=tuple(_stage(view, stage) for stage in range(manifest.stages)),
+        stages=tuple(_stage(reading, chain, stage) for stage, chain in enumerate(chains)),
         troubles=troubles,
         members=members,
-        servers=server_members(view.servers, reading.at, collected),
+        servers=server_members(reading.servers, reading.at, told, outcomes, history.rates),
         served_round=served_round,
         silent=reading.silent,
         judged=reading.judged,
         judges=reading.judges,
-        rounds=tuple(_rounds(view)),
-        loss=_losses(view),
-        log=log_lines(collected.told, collected.names),
-        names={peer: plain(name, 64) for peer, name in collected.names.items()},
-        cautions=tuple(plain(_caution(share, view.names_invites)) for share in alarms(shares)),
-        shares=tuple(shares) if view.names_invites else (),
-        guests=tuple(invites_of(heads, reading.records)) if view.names_invites else (),
-        monitor=replace(collected.watch, members_left_out=left_out, history_complete=complete),
+        rounds=tuple(_rounds(chains, told)),
+        loss=_losses(reading, chains, told, history.losses),
+        log=log_lines(told, names),
+        names={peer: plain(name, 64) for peer, name in names.items()},
+        cautions=tuple(plain(_caution(share, names_invites)) for share in alarms(shares)),
+        shares=tuple(shares) if names_invites else (),
+        guests=tuple(invites_of(heads, reading.records)) if names_invites else (),
+        monitor=replace(watch, members_left_out=left_out, history_complete=complete),
     )
     return replace(state, verdict=verdict_of(state, reading))
 
 
-def last_failure(view: RunView) -> str:
+def last_failure(chains: Sequence[HeadChain], told: Told) -> str:
     """Return why the last attempt failed that a leader told of, if that was at a round that is not committed."""
-    heads = [chain.last for chain in view.chains if chain.last]
+    heads = [chain.last for chain in chains if chain.last]
     behind = min((head.round for head in heads), default=0)
     failed = [
         (at, event.reason)
-        for events in view.collected.told.values()
+        for events in told.values()
         for at, event in events
         if isinstance(event, AttemptFailed) and event.round > behind
     ]
@@ -141,43 +120,47 @@ def _caution(share: VoteShare, whole: bool) -> str:
     )
 
 
-def _stage(view: RunView, stage: int) -> StageState:
-    manifest, reading, chain = view.manifest, view.reading, view.chains[stage]
-    first, end = manifest.cuts[stage]
-    head, proven = chain.last, reading.best[stage]
-    records = [record for record in reading.records.values() if _is_at(view, record, stage)]
-    at_work = [record for record in records if not record.moving(reading.at)]
-    queues = [record.queue for record in at_work if record.service_s > 0]
-    answering = len(set(head.members).intersection(proven.near)) if head and proven else 0
-    phases = Counter(record.phase for record in at_work).most_common(1)
-    seen_at = chain.seen_at.get(head.hash) if head else None
+def _stage(reading: RunReading, chain: HeadChain, stage: int) -> StageState:
+    first, end = reading.manifest.cuts[stage]
     return StageState(
         stage=stage,
         first=first,
         end=end,
-        facts=None if head is None else _stage_facts(chain, head),
-        seen=StageSeen(
-            answering=answering,
-            margin=answering - head.quorum if head and head.members else None,
-            commit_age_s=None if seen_at is None else max(0.0, round(reading.at - seen_at, 1)),
-            round_s=chain.round_s(),
-        ),
-        claims=StageClaims(
-            replicas=len(at_work),
-            arriving=len(records) - len(at_work),
-            rate=sum(record.rate for record in at_work),
-            queue=fmean(queues) if queues else None,
-            phase=plain(phases[0][0], 64) if phases else "",
-            capacity=sum(1 / record.service_s for record in at_work if record.service_s > 0),
-        ),
+        facts=None if chain.last is None else _stage_facts(chain.last),
+        seen=_stage_seen(reading, chain, stage),
+        claims=_stage_claims(reading, stage),
     )
 
 
-def _is_at(view: RunView, record: MemberRecord, stage: int) -> bool:
-    return record.role == "full" if view.manifest.stages == 1 else record.stage == stage
+def _stage_seen(reading: RunReading, chain: HeadChain, stage: int) -> StageSeen:
+    head, proven = chain.last, reading.best[stage]
+    answering = len(set(head.members).intersection(proven.near)) if head and proven else 0
+    seen_at = chain.seen_at.get(head.hash) if head else None
+    return StageSeen(
+        answering=answering,
+        margin=answering - head.quorum if head and head.members else None,
+        commit_age_s=None if seen_at is None else max(0.0, round(reading.at - seen_at, 1)),
+        round_s=chain.round_s(),
+    )
 
 
-def _stage_facts(chain: HeadChain, head: Head) -> StageFacts:
+def _stage_claims(reading: RunReading, stage: int) -> StageClaims:
+    whole = reading.manifest.stages == 1
+    records = reading.full.values() if whole else [one for one in reading.records.values() if one.stage == stage]
+    at_work = [record for record in records if not record.moving(reading.at)]
+    queues = [record.queue for record in at_work if record.service_s > 0]
+    phases = Counter(record.phase for record in at_work).most_common(1)
+    return StageClaims(
+        replicas=len(at_work),
+        arriving=len(records) - len(at_work),
+        rate=sum(record.rate for record in at_work),
+        queue=fmean(queues) if queues else None,
+        phase=plain(phases[0][0], 64) if phases else "",
+        capacity=sum(1 / record.service_s for record in at_work if record.service_s > 0),
+    )
+
+
+def _stage_facts(head: Head) -> StageFacts:
     return StageFacts(
         round=head.round,
         term=head.term,
@@ -190,41 +173,30 @@ def _stage_facts(chain: HeadChain, head: Head) -> StageFacts:
     )
 
 
-def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
+def _members(
+    reading: RunReading,
+    chains: Sequence[HeadChain],
+    told: Told,
+    outcomes: Mapping[str, Outcome],
+    rates: Mapping[str, Rate],
+) -> tuple[tuple[MemberState, ...], int]:
     """Return the peers that are shown, those in heads first, and how many are not."""
-    heads = [chain.last for chain in view.chains if chain.last]
-    members = {member.peer for head in heads for member in head.members}
-    learners = {learner.member.peer for head in heads for learner in head.learners}
-    merged, missed = Counter[str](), Counter[str]()
-    for chain in view.chains:
-        for before, head in chain.commits():
-            merged.update(took_part(head))
-            missed.update(absent_from(before, head))
-    records = view.reading.records
-    answering = view.answering
+    records, answering, facts = reading.records, reading.answering, _member_facts(chains)
 
     def rank(peer: str) -> tuple[int, int, str, str]:
         record = records.get(peer)
-        place = 0 if peer in members else 1 if peer in learners else 2
+        place = ("member", "learner", "none").index(facts.get(peer, NO_FACTS).membership)
         return place, record.stage if record else 0, record.name if record else "~", peer
 
-    peers = sorted({*records, *members, *learners}, key=rank)
-    of_peers = members_told(view.collected.told, view.reading.at)
+    inside = (peer for peer, fact in facts.items() if fact.membership != "none")
+    peers = sorted({*records, *inside}, key=rank)
+    of_peers = members_told(told, reading.at)
     shown = tuple(
         MemberState(
             peer=peer,
-            facts=MemberFacts(
-                membership="member" if peer in members else "learner" if peer in learners else "none",
-                merged=merged[peer],
-                missed=missed[peer],
-            ),
-            seen=MemberSeen(
-                answers=peer in answering,
-                events=view.collected.outcomes.get(peer, "not asked"),
-                link=link_of(records[peer].addresses) if peer in records else "unknown",
-                relay=relay_of(records[peer].addresses) if peer in records else "",
-            ),
-            claims=_claims(view, peer, records[peer]) if peer in records else None,
+            facts=facts.get(peer, NO_FACTS),
+            seen=met_with(peer in answering, outcomes.get(peer), records[peer].addresses if peer in records else ()),
+            claims=_claims(records[peer], reading.at, rates.get(peer)) if peer in records else None,
             told=of_peers.get(peer, MemberTold()),
         )
         for peer in peers[:MEMBERS_SHOWN]
@@ -232,8 +204,28 @@ def _members(view: RunView) -> tuple[tuple[MemberState, ...], int]:
     return shown, max(0, len(peers) - MEMBERS_SHOWN)
 
 
-def _claims(view: RunView, peer: str, record: MemberRecord) -> MemberClaims:
-    at, rate, staged = view.reading.at, view.collected.rates.get(peer), record.stage >= 0
+def _member_facts(chains: Sequence[HeadChain]) -> dict[str, MemberFacts]:
+    """Return what the heads say of each peer that one of them names."""
+    heads = [chain.last for chain in chains if chain.last]
+    members = {member.peer for head in heads for member in head.members}
+    learners = {learner.member.peer for head in heads for learner in head.learners}
+    merged, missed = Counter[str](), Counter[str]()
+    for chain in chains:
+        for before, head in chain.commits():
+            merged.update(took_part(head))
+            missed.update(absent_from(before, head))
+    return {
+        peer: MemberFacts(
+            membership="member" if peer in members else "learner" if peer in learners else "none",
+            merged=merged[peer],
+            missed=missed[peer],
+        )
+        for peer in {*members, *learners, *merged, *missed}
+    }
+
+
+def _claims(record: MemberRecord, at: float, rate: Rate | None) -> MemberClaims:
+    staged = record.stage >= 0
     return MemberClaims(
         name=plain(record.name, 64),
         role=record.role,
@@ -265,43 +257,38 @@ def _known(number: int) -> int | None:
     return number if number >= 0 else None
 
 
-def _rounds(view: RunView) -> Iterator[RoundState]:
+def _rounds(chains: Sequence[HeadChain], told: Told) -> Iterator[RoundState]:
     """Yield the last commits of all stages, newest first, as heads tell them."""
-    trained, failures = _told_of_rounds(view.collected.told)
-    share = max(4, ROUNDS_SHOWN // view.manifest.stages)
+    trained, failures = _told_of_rounds(told)
+    share = max(4, ROUNDS_SHOWN // len(chains))
     found = []
-    for stage, chain in enumerate(view.chains):
+    for stage, chain in enumerate(chains):
         for number, (before, head) in enumerate(chain.commits()):
             if number >= share or not (head.round or head.members):
                 break
-            found.append(_round(view, stage, before, head, (trained, failures)))
+            part, of = took_part(head), stage if len(chains) > 1 else None
+            ended = [(at, peer) for peer, at in trained.get(head.round, {}).items() if peer in part]
+            reasons = failures.get((head.round, of), []) if head.attempt > 0 else []
+            found.append(_round(stage, chain, before, head, ended, reasons))
     yield from sorted(found, key=lambda made: (made.term, made.round, made.stage), reverse=True)
 
 
-Trained = dict[int, dict[str, float]]
-Failures = dict[tuple[int, object], list[str]]
-
-
-def _round(view: RunView, stage: int, before: Head | None, head: Head, told: tuple[Trained, Failures]) -> RoundState:
-    chain, part = view.chains[stage], took_part(head)
-    ended = [(at, peer) for peer, at in told[0].get(head.round, {}).items() if peer in part]
-    of = stage if view.manifest.stages > 1 else None
-    reasons = told[1].get((head.round, of), []) if head.attempt > 0 else []
+def _round(
+    stage: int,
+    chain: HeadChain,
+    before: Head | None,
+    head: Head,
+    ended: Sequence[tuple[float, str]],
+    reasons: Sequence[str],
+) -> RoundState:
+    """`ended`: when each peer says that it ended its training; `reasons`: why attempts failed."""
     return RoundState(
         stage=stage,
         round=head.round,
         term=head.term,
         starts_term=head.attempt < 0,
         seen_at=chain.seen_at.get(head.hash),
-        facts=RoundFacts(
-            took_part=part,
-            absent=absent_from(before, head),
-            joined=joined(before, head),
-            left=left(before, head),
-            discarded=max(0, head.attempt),
-            members=len(head.members),
-            tokens=head.tokens - before.tokens if before else 0,
-        ),
+        facts=_round_facts(before, head),
         claims=RoundClaims(
             last=max(ended)[1] if len(ended) > 1 else "",
             behind_s=round(min(CLAIMED_S_MAX, max(ended)[0] - min(ended)[0]), 1) if len(ended) > 1 else 0.0,
@@ -310,10 +297,22 @@ def _round(view: RunView, stage: int, before: Head | None, head: Head, told: tup
     )
 
 
-def _told_of_rounds(told: Mapping[str, Sequence[Heard]]) -> tuple[Trained, Failures]:
-    """Return when each peer ended its training of a round, and why attempts failed."""
-    trained: Trained = {}
-    failures: Failures = {}
+def _round_facts(before: Head | None, head: Head) -> RoundFacts:
+    return RoundFacts(
+        took_part=took_part(head),
+        absent=absent_from(before, head),
+        joined=joined(before, head),
+        left=left(before, head),
+        discarded=max(0, head.attempt),
+        members=len(head.members),
+        tokens=head.tokens - before.tokens if before else 0,
+    )
+
+
+def _told_of_rounds(told: Told) -> tuple[dict[int, dict[str, float]], dict[tuple[int, object], list[str]]]:
+    """Return when each peer ended its training of a round, and why attempts failed, by round and stage."""
+    trained: dict[int, dict[str, float]] = {}
+    failures: dict[tuple[int, object], list[str]] = {}
     for peer, events in told.items():
         for at, event in events:
             if isinstance(event, RoundTrained):
@@ -323,13 +322,15 @@ def _told_of_rounds(told: Mapping[str, Sequence[Heard]]) -> tuple[Trained, Failu
     return trained, failures
 
 
-def _losses(view: RunView) -> tuple[LossPoint, ...]:
+def _losses(
+    reading: RunReading, chains: Sequence[HeadChain], told: Told, claimed: Mapping[int, Mapping[str, float]]
+) -> tuple[LossPoint, ...]:
     """Return the losses of the last rounds. Rounds that no head can have reached are not believed."""
-    proved = (chain.last.round for chain in view.chains if chain.last)
-    last = last_round(view.reading.records, proved, view.gossip)
-    train = {number: dict(of) for number, of in view.collected.losses.items() if number <= last}
+    proved = (chain.last.round for chain in chains if chain.last)
+    last = last_round(reading.records, proved, not reading.manifest.outer.has_common_state)
+    train = {number: dict(of) for number, of in claimed.items() if number <= last}
     held_out: dict[int, float] = {}
-    for peer, events in view.collected.told.items():
+    for peer, events in told.items():
         for _, event in events:
             if not isinstance(event, RoundTrained | ValEvaluated) or not 0 <= event.round <= last:
                 continue

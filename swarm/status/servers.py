@@ -3,57 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
-from peer.catalogue.reading import Heard
 from peer.net.address_book import is_circuit, relay_in
 from peer.plain_text import plain
 from swarm.inference.coverage import block_states, server_state, troubles
 from swarm.inference.record import ServedCommit, ServerRecord
 from swarm.inference.route import RouteView
-from swarm.status.member_told import members_told
-from swarm.status.state import Link, MemberClaims, MemberFacts, MemberSeen, MemberState, MemberTold, Outcome, Watch
+from swarm.status.member_told import Told, members_told
+from swarm.status.record_history import Rate
+from swarm.status.state import Link, MemberClaims, MemberFacts, MemberSeen, MemberState, MemberTold, Outcome
 
 MEMBERS_SHOWN: Final = 256
-_NO_FACTS: Final = MemberFacts(membership="none", merged=0, missed=0)
+NO_FACTS: Final = MemberFacts(membership="none", merged=0, missed=0)
 _PHASES: Final = {"held": "serving", "arriving": "loading"}
 
 
-@dataclass(frozen=True)
-class Collected:
-    """What a monitor has collected over several readings."""
-
-    watch: Watch
-    told: Mapping[str, Sequence[Heard]] = field(default_factory=dict)
-    outcomes: Mapping[str, Outcome] = field(default_factory=dict)
-    """What came of asking each peer for its events."""
-    rates: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    """Bytes a second, up and down, that each peer's last two records differ by."""
-    names: Mapping[str, str] = field(default_factory=dict)
-    losses: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    """The training loss that each peer's record claimed while the peer was at that round."""
-
-
-def server_members(records: Mapping[str, ServerRecord], at: float, collected: Collected) -> tuple[MemberState, ...]:
+def server_members(
+    records: Mapping[str, ServerRecord],
+    at: float,
+    told: Told,
+    outcomes: Mapping[str, Outcome],
+    rates: Mapping[str, Rate],
+) -> tuple[MemberState, ...]:
     """Return the servers that are shown, by their blocks. `at`: Unix time of the records."""
-    of_peers = members_told(collected.told, at)
+    of_peers = members_told(told, at)
     peers = sorted(records, key=lambda peer: (records[peer].first, records[peer].name, peer))
     return tuple(
         MemberState(
             peer=peer,
-            facts=_NO_FACTS,
-            seen=MemberSeen(
-                answers=collected.outcomes.get(peer) == "told",
-                events=collected.outcomes.get(peer, "not asked"),
-                link=link_of(records[peer].addresses),
-                relay=relay_of(records[peer].addresses),
-            ),
-            claims=_claims(records[peer], at, collected.rates.get(peer)),
+            facts=NO_FACTS,
+            seen=met_with(outcomes.get(peer) == "told", outcomes.get(peer), records[peer].addresses),
+            claims=_claims(records[peer], at, rates.get(peer)),
             told=of_peers.get(peer, MemberTold()),
         )
         for peer in peers[:MEMBERS_SHOWN]
     )
+
+
+def met_with(answers: bool, outcome: Outcome | None, addresses: Sequence[str]) -> MemberSeen:
+    """Return what the monitor met with at a peer. `outcome`: of asking for its events; None where it was not asked."""
+    relays = {relay_in(address) for address in addresses}
+    relay = relays.pop() if len(relays) == 1 else ""
+    return MemberSeen(answers=answers, events=outcome or "not asked", link=_link_of(addresses), relay=relay)
 
 
 def lacking(blocks: int, records: Mapping[str, ServerRecord], at: float) -> tuple[str, ...]:
@@ -74,20 +66,14 @@ def served(blocks: int, records: Mapping[str, ServerRecord], at: float) -> tuple
     return None, wrong
 
 
-def link_of(addresses: Sequence[str]) -> Link:
+def _link_of(addresses: Sequence[str]) -> Link:
     """Return how a peer says that it can be reached."""
     if not addresses:
         return "unknown"
     return "relay" if all(is_circuit(address) for address in addresses) else "direct"
 
 
-def relay_of(addresses: Sequence[str]) -> str:
-    """Return the peer id of the relay over which all these addresses lead; empty if they do not."""
-    relays = {relay_in(address) for address in addresses}
-    return relays.pop() if len(relays) == 1 else ""
-
-
-def _claims(record: ServerRecord, at: float, rate: tuple[float, float] | None) -> MemberClaims:
+def _claims(record: ServerRecord, at: float, rate: Rate | None) -> MemberClaims:
     state = server_state(record, at)
     return MemberClaims(
         name=plain(record.name, 64),

@@ -33,8 +33,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the verdict rests on."""
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that stops the run, or will, or should be known."""
+class Alert(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that stops the run, or will, or should be known, and has lasted for its time."""
 
     name: str
     """Of the rule, of a closed set."""
@@ -44,12 +44,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     remedy: str
     basis: tuple[Basis, ...]
-
-
-class Alert(Problem, frozen=True, kw_only=True):
-    """A problem that has lasted for its time, since the monitor first saw it."""
-
-    since: float
+    since: float = 0.0
+    """When the monitor first saw it."""
 
 
 class StageFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,18 +11,21 @@ from typing import Final
 from peer.catalogue.groups import QuorumLost
 from swarm.run.manifest import Manifest
 from swarm.status.reading import RunReading
-from swarm.status.state import Level, MonitorState, Problem, StageState, Verdict
+from swarm.status.state import Alert, Level, MonitorState, StageState, Verdict
 
 LATE_ROUNDS: Final = 3.0
 """After so many usual rounds without a commit a run stands still, but not before `LATE_S`."""
 LATE_S: Final = 120.0
 AWAY_S: Final = 600.0
 UNREAD: Final = Verdict(level="unknown", word="unknown", reason="", basis=())
+EDGE: Final = "healthy, at the edge"
+EXPORT_HOME: Final = "make the model with `peer export --home DIR --out DIR`"
+_NO_ROUND: Final = "no round is committed yet"
 _GRAVEST: Final[tuple[Level, ...]] = ("bad", "waiting", "edge")
 
 
-class Condition(Problem, frozen=True, kw_only=True):
-    """What a rule finds at one time."""
+class Condition(Alert, frozen=True, kw_only=True):
+    """What a rule finds at one time, before it has lasted."""
 
     after_s: float = 0.0
     """It is told as an alert once it has held for so long."""
@@ -67,13 +70,13 @@ def _complete(manifest: Manifest, reading: RunReading) -> Verdict:
             level="over",
             word="complete",
             reason=f"{last}, and all peers have left",
-            remedy="make the model with `peer export --home DIR --out DIR`, from the home of a member",
+            remedy=f"{EXPORT_HOME}, from the home of a member",
             basis=("facts", "seen"),
         )
     where, remedy = "the coordinator keeps the last state", "make the model with `peer export INVITE --out DIR`"
     if not manifest.outer.has_common_state:
         where = "each home has its own weights"
-        remedy = "make the model with `peer export --home DIR --out DIR` from the home of a peer"
+        remedy = f"{EXPORT_HOME} from the home of a peer"
     if reading.kept or not manifest.outer.has_common_state:
         return Verdict(
             level="over", word="complete", reason=f"{last}; {where}", remedy=remedy, basis=("facts", "claims")
@@ -92,7 +95,7 @@ def _all_away(stages: Sequence[StageState]) -> Verdict:
     reached = ""
     if rounds:
         last = f"the last commit that was seen is of round {min(rounds)}"
-        reached = f"; {last}" if min(rounds) else "; no round is committed yet"
+        reached = f"; {last}" if min(rounds) else f"; {_NO_ROUND}"
     return Verdict(
         level="bad",
         word="everybody away",
@@ -219,7 +222,7 @@ def quorum(state: MonitorState) -> Iterator[Condition]:
             else f"start another peer with {_join(state, stage)}",
             basis=("facts", "seen"),
             after_s=30.0 if lost else 120.0,
-            word="healthy, at the edge" if not lost else "stopped" if answering else "everybody away",
+            word=EDGE if not lost else "stopped" if answering else "everybody away",
             level="bad" if lost else "edge",
         )
 
@@ -261,7 +264,7 @@ def _going(stages: Sequence[StageState]) -> Verdict:
     age_s = least.seen.commit_age_s
     age = "" if age_s is None else f"; the last commit, round {facts.round}, is at least {_seconds(age_s)} old"
     if not facts.round:
-        age = "; no round is committed yet"
+        age = f"; {_NO_ROUND}"
     elif least.seen.round_s is not None and age_s is not None:
         age = f"; round {facts.round} came {_seconds(age_s)} ago, a round takes {_seconds(least.seen.round_s)}"
     return Verdict(level="good", word="healthy", reason=f"{here}{age}", basis=("facts", "seen"))

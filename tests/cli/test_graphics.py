@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cli.checks.graphics import TorchBuild, unused_gpus
+from cli.checks.graphics import unused_gpus
 
-CPU_ONLY = TorchBuild(None, None, has_gpu=False)
-CUDA = TorchBuild("13.0", None, has_gpu=False)
+Build = tuple[str | None, str | None, bool]
+CPU_ONLY: Build = (None, None, False)
+CUDA: Build = ("13.0", None, False)
 
 
 def machine(root: Path, vendor: str, kind: str = "0x030200", driver: str = "") -> Path:
@@ -34,23 +35,23 @@ def machine(root: Path, vendor: str, kind: str = "0x030200", driver: str = "") -
     ],
 )
 def test_a_gpu_that_torch_cannot_use_is_told(
-    tmp_path: Path, vendor: str, driver: str, build: TorchBuild, detail: str, remedy: str
+    tmp_path: Path, vendor: str, driver: str, build: Build, detail: str, remedy: str
 ) -> None:
-    (found,) = unused_gpus(machine(tmp_path, vendor, driver=driver), build)
+    (found,) = unused_gpus(machine(tmp_path, vendor, driver=driver), *build)
     assert found.state == "warning" and detail in found.detail and remedy in found.remedy
 
 
 @pytest.mark.parametrize(
     ("vendor", "kind", "build"),
     [
-        ("0x10de", "0x030000", TorchBuild("13.0", None, has_gpu=True)),
+        ("0x10de", "0x030000", ("13.0", None, True)),
         ("0x10de", "0x040300", CPU_ONLY),  # the sound device of a card
         ("0x8086", "0x030000", CPU_ONLY),  # a processor's own
     ],
 )
-def test_all_else_is_no_matter(tmp_path: Path, vendor: str, kind: str, build: TorchBuild) -> None:
-    assert not list(unused_gpus(machine(tmp_path, vendor, kind), build))
+def test_all_else_is_no_matter(tmp_path: Path, vendor: str, kind: str, build: Build) -> None:
+    assert not list(unused_gpus(machine(tmp_path, vendor, kind), *build))
 
 
 def test_a_machine_without_a_bus_is_no_matter(tmp_path: Path) -> None:
-    assert not list(unused_gpus(tmp_path, CPU_ONLY))
+    assert not list(unused_gpus(tmp_path, *CPU_ONLY))

@@ -11,7 +11,7 @@ import trio
 
 from peer.errors import DialError
 from peer.net.address_book import AddressBook
-from swarm.monitor.collector import MonitorCollector, MonitorTarget
+from swarm.monitor.collector import MonitorCollector
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from tests.support.forking.command import peer_meanwhile
@@ -36,7 +36,7 @@ async def check_status_tells(swarm: Swarm, gone: PeerProcess, witness: PeerProce
         while True:
             round_then = witness.round
             try:
-                seen = await MonitorCollector(MonitorTarget(invite, witness.home)).once()
+                seen = await MonitorCollector(invite, witness.home).once()
             except DialError:
                 continue
             names = {member.claims.name for member in seen.members if member.claims is not None}

@@ -76,10 +76,10 @@ def test_a_run_with_a_kill_and_a_join_ends_with_one_state(tmp_path: Path, shorte
     assert report.val_loss_last < min(report.val_loss_first, 3.0)
     assert len(report.peers) == 4 and len(report.killed) == len(report.added) == 1
     killed, added = report.peers[report.killed[0]], report.peers[report.added[0]]
-    assert killed.left is not None and added.left is None and added.joined > 0
-    stayed = [peer for peer in report.peers.values() if peer.left is None]
-    assert {peer.state_hash for peer in stayed} == {report.state_hash} and len(stayed) == 3
-    assert all(peer.bytes_up > 0 and peer.bytes_down > 0 for peer in stayed)
+    assert killed["left"] is not None and added["left"] is None and added["joined"] > 0
+    stayed = [peer for peer in report.peers.values() if peer["left"] is None]
+    assert {peer["state_hash"] for peer in stayed} == {report.state_hash} and len(stayed) == 3
+    assert all(peer["bytes_up"] > 0 and peer["bytes_down"] > 0 for peer in stayed)
     assert report.traffic_factor > 50 and report.tokens > 0
     assert (home / "loss.png").stat().st_size > 1000
     assert report.sample in out and "rounds committed" in out

@@ -9,12 +9,13 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, fields
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
 from peer.errors import ConfigError
+from swarm.status.state import LossPoint
 
 VERSION: Final = 1
 _APPLICATION: Final = 0x42524D48
@@ -24,6 +25,19 @@ FINE_KEPT_S: Final = 2 * 86400
 MINUTES_KEPT_S: Final = 30 * 86400
 GAP_S: Final = 60
 """Samples further apart are not joined: the monitor did not look."""
+
+VALUES: Final = ("peers", "members", "answering", "up", "down", "loss", "sessions", "unserved")
+"""Of a sample, which is of the whole at one time: the peers that publish a record; the members of the proved heads, and
+those that answer; bytes a second of all peers and the median of their losses, as they claim; sessions and blocks
+without a server of a served model. What does not apply is None."""
+HEAD: Final = (
+    "stage", "term", "boot", "round", "starts", "hash", "at", "seconds", "tokens", "members", "merged", "absent",
+    "discarded",
+)  # fmt: skip
+"""Of one commit of a stage's group. `starts`: it begins a term, without a round; `at`: when it came, if the monitor
+looked then; `seconds`: how long its round took, if the monitor saw it begin and end; `tokens`: of its round, None where
+the head before is not known."""
+_LOSS: Final = ("round", "train", "peers", "held_out")
 
 _TABLES: Final = (
     "CREATE TABLE run (id TEXT NOT NULL)",
@@ -35,63 +49,7 @@ _TABLES: Final = (
     "CREATE TABLE loss (round INTEGER PRIMARY KEY, train REAL, peers INTEGER, held_out REAL)",
 )
 
-
-@dataclass(frozen=True)
-class Sample:
-    """The whole at one time. What does not apply is None."""
-
-    at: float
-    peers: int
-    """That publish a record."""
-    members: int | None = None
-    """Of the proved heads."""
-    answering: int | None = None
-    up: float | None = None
-    """Bytes a second of all peers, as they claim; so is `down`."""
-    down: float | None = None
-    loss: float | None = None
-    """The median of what the peers claim now."""
-    sessions: int | None = None
-    unserved: int | None = None
-    """Blocks of a served model without a server."""
-
-
-VALUES: Final = tuple(field.name for field in fields(Sample))[1:]
-
-
-@dataclass(frozen=True)
-class HeadRow:
-    """One commit of a stage's group."""
-
-    stage: int
-    term: int
-    boot: int
-    round: int
-    starts: bool
-    """Whether it begins a term, without a round."""
-    hash: bytes
-    at: float | None
-    """When it came, if the monitor looked then."""
-    seconds: float | None
-    """How long its round took, if the monitor saw it begin and end."""
-    tokens: int | None
-    """The tokens of its round; None if the head before is not known."""
-    members: int
-    merged: int
-    absent: int
-    discarded: int
-
-
-@dataclass(frozen=True)
-class LossRow:
-    """The losses that peers claim for a round."""
-
-    round: int
-    train: float | None
-    peers: int
-    held_out: float | None
-
-
+Values = Mapping[str, float | bytes | None]
 Rows = list[tuple[float | None, ...]]
 
 
@@ -136,27 +94,27 @@ class HistoryFile:
                 os.close(self._lock)
             self._database = self._lock = None
 
-    def write(self, sample: Sample, heads: Sequence[HeadRow], losses: Sequence[LossRow]) -> None:
-        """Add what one reading brought, all of it or nothing."""
+    def write(self, at: float, sample: Values, heads: Sequence[Values], losses: Sequence[LossPoint]) -> None:
+        """Add what one reading at that Unix time brought, all of it or nothing: `VALUES`, and a `HEAD` a commit."""
         with self._transaction():
-            self._add_sample(sample)
+            self._add_sample(at, sample)
             for head in heads:
-                if head.starts:  # of the terms before, later rounds were undone
+                if head["starts"]:  # of the terms before, later rounds were undone
                     earlier = "(term, boot) < (?, ?)"
                     undone = f"DELETE FROM head WHERE stage = ? AND round > ? AND {earlier}"
-                    self._ask(undone, head.stage, head.round, head.term, head.boot)
-                self._ask(f"INSERT OR IGNORE INTO head VALUES ({_marks(HeadRow)})", *astuple(head))
+                    self._ask(undone, *(head[name] for name in ("stage", "round", "term", "boot")))
+                self._ask(f"INSERT OR IGNORE INTO head VALUES ({_marks(HEAD)})", *(head[name] for name in HEAD))
             for loss in losses:
                 self._ask(
-                    f"INSERT INTO loss VALUES ({_marks(LossRow)}) ON CONFLICT (round) DO UPDATE SET"
+                    f"INSERT INTO loss VALUES ({_marks(_LOSS)}) ON CONFLICT (round) DO UPDATE SET"
                     " train = iif(excluded.peers >= peers, excluded.train, train), peers = max(peers, excluded.peers),"
                     " held_out = coalesce(excluded.held_out, held_out)",
-                    *astuple(loss),
+                    *(getattr(loss, name) for name in _LOSS),
                 )
-            if abs(sample.at - self._pruned_at) >= MINUTE_S:
+            if abs(at - self._pruned_at) >= MINUTE_S:
                 for step, kept_s in ((FINE_S, FINE_KEPT_S), (MINUTE_S, MINUTES_KEPT_S)):
-                    self._ask("DELETE FROM sample WHERE step = ? AND at < ?", step, sample.at - kept_s)
-                self._pruned_at = sample.at
+                    self._ask("DELETE FROM sample WHERE step = ? AND at < ?", step, at - kept_s)
+                self._pruned_at = at
 
     def samples(self, since: float, until: float, points: int) -> Rows:
         """Return some `points` samples, each the mean of a bucket, and a row of None where the monitor did not look."""
@@ -215,10 +173,10 @@ class HistoryFile:
             [(first,)] = self._ask("SELECT max(round) FROM head WHERE stage = ? AND NOT starts", stage)
         return first
 
-    def _add_sample(self, sample: Sample) -> None:
-        fine_at, minute_at = (int(sample.at // step) * step for step in (FINE_S, MINUTE_S))
-        marks = ", ".join("?" * (2 + len(VALUES)))
-        self._ask(f"INSERT OR REPLACE INTO sample VALUES ({marks})", FINE_S, fine_at, *astuple(sample)[1:])
+    def _add_sample(self, at: float, sample: Values) -> None:
+        fine_at, minute_at = (int(at // step) * step for step in (FINE_S, MINUTE_S))
+        marks = _marks(("step", "at", *VALUES))
+        self._ask(f"INSERT OR REPLACE INTO sample VALUES ({marks})", FINE_S, fine_at, *(sample[v] for v in VALUES))
         means = ", ".join(f"avg({name})" for name in VALUES)
         self._ask(
             f"INSERT OR REPLACE INTO sample SELECT ?, ?, {means} FROM sample WHERE step = ? AND at BETWEEN ? AND ?",
@@ -249,27 +207,17 @@ class HistoryFile:
         assert self._database is not None, "the file is not open"
         return self._database.execute(statement, values).fetchall()
 
-    def _transaction(self) -> _Transaction:
-        assert self._database is not None, "the file is not open"
-        return _Transaction(self._database)
-
-
-class _Transaction:
-    """A transaction that begins as the only writer, so that it never has to be tried again."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def __enter__(self) -> None:
-        self._database.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Begin, inside the block, as the only writer, so that nothing ever has to be tried again."""
+        self._ask("BEGIN IMMEDIATE")
         try:
-            if kind is None:
-                self._database.execute("COMMIT")
+            yield
+            self._ask("COMMIT")
         finally:
-            if self._database.in_transaction:  # a full disk may have ended it
-                self._database.execute("ROLLBACK")
+            assert self._database is not None, "the file is not open"
+            if self._database.in_transaction:  # it failed; a full disk may have ended it
+                self._ask("ROLLBACK")
 
 
 def with_gaps(rows: Sequence[tuple[Any, ...]], apart: float) -> Rows:
@@ -286,5 +234,5 @@ def _bucket(first: int, last: int, points: int) -> int:
     return max(1, -((first - last - 1) // points))
 
 
-def _marks(kind: type[HeadRow] | type[LossRow]) -> str:
-    return ", ".join("?" * len(fields(kind)))
+def _marks(names: Sequence[str]) -> str:
+    return ", ".join("?" * len(names))

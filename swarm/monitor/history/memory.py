@@ -15,12 +15,12 @@ from typing import Final, Literal, TypeVar, get_args
 import msgspec
 import trio
 
-from swarm.monitor.history.history_file import VALUES, HeadRow, HistoryFile, LossRow, Rows, Sample
+from swarm.monitor.history.history_file import VALUES, HistoryFile, Rows, Values
 from swarm.status.head_chain import HeadChain, absent_from, took_part
-from swarm.status.state import MonitorState
+from swarm.status.state import LossPoint, MonitorState
 
-Span = Literal["hour", "day", "all"]
-SPANS: Final[tuple[Span, ...]] = get_args(Span)
+Period = Literal["hour", "day", "all"]
+SPANS: Final[tuple[Period, ...]] = get_args(Period)
 _SPAN_S: Final = {"hour": 3600.0, "day": 86400.0}
 POINTS_MAX: Final = 360
 """Of one column, but for the marks of gaps."""
@@ -29,13 +29,13 @@ VIEW_S: Final = 10.0
 """So long a view is shown again."""
 
 Column = list[float | None]
-Answer = TypeVar("Answer")
+Found = TypeVar("Found")
 
 
 class HistoryView(msgspec.Struct, frozen=True, kw_only=True):
     """What is remembered of a span, as columns. None in all columns but the first marks a gap."""
 
-    span: Span
+    span: Period
     since: float
     until: float
     samples: dict[str, Column] = {}
@@ -52,8 +52,8 @@ class History:
         self._file, self._clock = HistoryFile(path, run_id), clock
         self._turn = trio.CapacityLimiter(1)  # SQLite waits for its writer, and has one connection
         self._written: dict[int, set[bytes]] = {}
-        self._losses: dict[int, LossRow] = {}
-        self._views: dict[tuple[Span, int], HistoryView] = {}
+        self._losses: dict[int, LossPoint] = {}
+        self._views: dict[tuple[Period, int], HistoryView] = {}
         self._usable = False
         self.trouble = ""
         """Why nothing is remembered now; empty where it is."""
@@ -72,19 +72,20 @@ class History:
         """Add a reading. One that was not made leaves a gap."""
         if not self._usable or state.kind == "unknown" or state.monitor.failure:
             return
-        heads, hashes = list[HeadRow](), dict[int, set[bytes]]()
+        heads, hashes = list[Values](), dict[int, set[bytes]]()
         for stage, chain in enumerate(chains):
-            heads += new_rows(stage, chain, self._written.get(stage, set()))
-            hashes[stage] = {row.hash for row in heads if row.stage == stage}
+            found = new_rows(stage, chain, self._written.get(stage, set()))
+            heads += found.values()
+            hashes[stage] = {*found}
         losses = {row.round: row for row in _losses_of(state)}
         changed = [row for number, row in losses.items() if self._losses.get(number) != row]
-        if await self._tried(lambda: self._file.write(sample_of(state), heads, changed)) is None:
+        if await self._tried(lambda: self._file.write(state.at, sample_of(state), heads, changed)) is None:
             return
         self.trouble, self._losses = "", losses
         for stage, chain in enumerate(chains):
             self._written[stage] = (self._written.get(stage, set()) | hashes[stage]).intersection(chain.hashes)
 
-    async def view(self, span: Span, stage: int = 0, fresh: bool = False) -> HistoryView:
+    async def view(self, span: Period, stage: int = 0, fresh: bool = False) -> HistoryView:
         """Return what is remembered of the last hour or day, or of all time; the rounds are those of that stage.
         `fresh`: with what was added last, even if there is a view of some seconds ago."""
         now, last = self._clock(), self._views.get((span, stage))
@@ -99,7 +100,7 @@ class History:
         self._views[span, stage] = found[0]
         return found[0]
 
-    def _read(self, span: Span, stage: int, now: float) -> HistoryView:
+    def _read(self, span: Period, stage: int, now: float) -> HistoryView:
         since = now - _SPAN_S[span] if span in _SPAN_S else None
         oldest = self._file.oldest()
         known = min(now - 60, oldest - 1 if oldest is not None else now)  # so that a young run fills its chart
@@ -117,7 +118,7 @@ class History:
             trouble=self.trouble,
         )
 
-    async def _tried(self, work: Callable[[], Answer]) -> tuple[Answer] | None:
+    async def _tried(self, work: Callable[[], Found]) -> tuple[Found] | None:
         """Return what the work in the file's thread comes to, or None where the file failed: then say why."""
         try:
             return (await trio.to_thread.run_sync(work, limiter=self._turn),)
@@ -141,7 +142,7 @@ async def open_history(path: Path, run_id: str) -> AsyncIterator[History]:
         await history.close()
 
 
-def sample_of(state: MonitorState) -> Sample:
+def sample_of(state: MonitorState) -> Values:
     """Return what of a state is remembered."""
     claims = [member.claims for member in state.members if member.claims is not None]
     up = [claim.up_bytes_s for claim in claims if claim.up_bytes_s is not None]
@@ -149,48 +150,45 @@ def sample_of(state: MonitorState) -> Sample:
     losses = [claim.loss for claim in claims if claim.loss is not None]
     facts = [stage.facts for stage in state.stages if stage.facts is not None and stage.facts.members]
     model = state.kind == "model"
-    return Sample(
-        at=state.at,
-        peers=len(claims) + state.monitor.members_left_out,
-        members=sum(fact.members for fact in facts) if facts else None,
-        answering=sum(stage.seen.answering for stage in state.stages) if facts else None,
-        up=sum(up) if up else None,
-        down=sum(down) if down else None,
-        loss=median(losses) if losses else None,
-        sessions=sum(claim.sessions or 0 for claim in claims) if model else None,
-        unserved=state.blocks_total - sum(row.end - row.first for row in state.blocks if row.servers)
-        if model
-        else None,
-    )
+    served = sum(row.end - row.first for row in state.blocks if row.servers)
+    return {
+        "peers": len(claims) + state.monitor.members_left_out,
+        "members": sum(fact.members for fact in facts) if facts else None,
+        "answering": sum(stage.seen.answering for stage in state.stages) if facts else None,
+        "up": sum(up) if up else None,
+        "down": sum(down) if down else None,
+        "loss": median(losses) if losses else None,
+        "sessions": sum(claim.sessions or 0 for claim in claims) if model else None,
+        "unserved": state.blocks_total - served if model else None,
+    }
 
 
-def new_rows(stage: int, chain: HeadChain, written: set[bytes]) -> list[HeadRow]:
-    """Return the heads of a chain that are not written yet. The first one waits until no older ones are to come."""
+def new_rows(stage: int, chain: HeadChain, written: set[bytes]) -> dict[bytes, Values]:
+    """Return by hash the heads of a chain that are not written yet. The first one waits until no older
+    ones are to come."""
     hashes, heads = chain.hashes, chain.heads
     came = [chain.came_at(name) for name in hashes]
     seconds = _seconds(chain, came)
-    rows = []
+    rows: dict[bytes, Values] = {}
     for place, (name, head) in enumerate(zip(hashes, heads, strict=True)):
         if name in written or (place == 0 and chain.wants_older) or not (head.round or head.members):
             continue
         before = heads[place - 1] if place else None
-        rows.append(
-            HeadRow(
-                stage=stage,
-                term=head.term,
-                boot=head.boot,
-                round=head.round,
-                starts=head.attempt < 0,
-                hash=name,
-                at=came[place],
-                seconds=None if head.attempt < 0 else seconds[place],
-                tokens=None if before is None else head.tokens - before.tokens,
-                members=len(head.members),
-                merged=len(took_part(head)),
-                absent=len(absent_from(before, head)),
-                discarded=max(0, head.attempt),
-            )
-        )
+        rows[name] = {
+            "stage": stage,
+            "term": head.term,
+            "boot": head.boot,
+            "round": head.round,
+            "starts": head.attempt < 0,
+            "hash": name,
+            "at": came[place],
+            "seconds": None if head.attempt < 0 else seconds[place],
+            "tokens": None if before is None else head.tokens - before.tokens,
+            "members": len(head.members),
+            "merged": len(took_part(head)),
+            "absent": len(absent_from(before, head)),
+            "discarded": max(0, head.attempt),
+        }
     return rows
 
 
@@ -213,10 +211,10 @@ def columns(names: Sequence[str], rows: Rows) -> dict[str, Column]:
     return {name: column for name, column in zip(names, turned, strict=False) if any(v is not None for v in column)}
 
 
-def _losses_of(state: MonitorState) -> Iterable[LossRow]:
+def _losses_of(state: MonitorState) -> Iterable[LossPoint]:
     """Yield the losses of rounds that a head can have reached: by gossip peers may claim any."""
     facts = [stage.facts for stage in state.stages if stage.facts and stage.facts.members]
     reached = max((fact.round for fact in facts), default=-2)
     for point in state.loss:
         if point.round <= reached + 1:
-            yield LossRow(point.round, point.train, point.peers, point.held_out)
+            yield point

@@ -9,19 +9,14 @@ import msgspec
 import pytest
 
 from cli.commands.quickstart import _summarize
-from cli.demo.report import PeerReport, Report, StageReport
+from cli.demo.report import Report, StageReport
 from cli.progress.micro_batch_audit import MicroBatches
 from swarm.run.home import Home
-
-
-def peer(name: str, bytes_up: int) -> PeerReport:
-    return PeerReport(name=name, joined=0, left=None, rounds=4, state_hash="ab", bytes_up=bytes_up, bytes_down=0)
-
 
 WHOLE = Report(
     rounds_committed=4,
     rounds_discarded=1,
-    peers={"id1": peer("peer-1", 3_000_000), "id2": peer("peer-2", 1_000_000)},
+    peers={"id1": {"name": "peer-1", "bytes_up": 3_000_000}, "id2": {"name": "peer-2", "bytes_up": 1_000_000}},
     state_hash="abcdef",
     val_loss_first=5.5,
     val_loss_last=2.5,

@@ -13,7 +13,7 @@ from msgspec import structs
 from rich.console import Console
 
 from cli.commands.join import farewell
-from cli.demo.report import broken_in_pipeline, broken_invariants
+from cli.demo.report import broken_in_pipeline, broken_in_whole
 from cli.demo.verdict import train_losses
 from cli.progress.progress import Progress
 from cli.views.live import Draw, Shown, _drawn, read_tails
@@ -22,8 +22,7 @@ from cli.views.table import live_view
 from peer.catalogue.reading import CATALOGUE
 from peer.catalogue.rounds import RoundCommitted
 from tests.cli.terminal.test_hostile_text import fields_of, member
-from tests.cli.views.test_pipeline_views import GOOD, told
-from tests.cli.views.test_views import GOOD as COMMITS
+from tests.cli.views.test_pipeline_views import COUNTED, told
 
 HANDLED = sorted(CATALOGUE)
 NAMES = sorted({field.name for kind in CATALOGUE.values() for field in structs.fields(kind)})
@@ -109,9 +108,9 @@ def test_status_names_the_remedy() -> None:
 
 
 def test_a_report_calls_no_old_loss_the_last_one() -> None:
-    broken = broken_invariants(COMMITS, {"a": 2}, 2, ["k"], ["n"], {0: 5.5, 2: math.nan}, 100.0)
+    broken = broken_in_whole({0: 5.5, 2: math.nan}, 2, 100.0)
     assert broken == ["the held-out loss did not fall (5.500 -> -)"]
-    (text,) = broken_in_pipeline(**{**GOOD, "losses": {1: 3.0, 3: 2.5}})
+    (text,) = broken_in_pipeline(**{**COUNTED, "losses": {1: 3.0, 3: 2.5}})
     assert "not measured at both ends" in text
     view = Progress("a run", keeps_all=True)
     for number, loss in enumerate((3.0, None, math.nan, 2.0)):

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from cli.demo.report import broken_invariants, ddp_bytes
+from cli.demo.report import broken_in_whole, broken_invariants, ddp_bytes
 from cli.progress.event_tail import EventTail
 from cli.progress.progress import Progress
 from cli.views.table import live_view
@@ -194,17 +194,18 @@ def commits(term: int = 1, /, **by_name: dict[int, str]) -> dict[str, dict[int, 
 
 
 GOOD = commits(a={1: "x", 2: "y"}, b={1: "x", 2: "y"}, k={1: "x"}, n={2: "y"})
+FAULTS = {"killed": ["k"], "added": ["n"]}
 LOSSES = {0: 5.5, 2: 2.2}
 
 
 def test_a_good_run_breaks_no_invariant() -> None:
-    assert broken_invariants(GOOD, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
+    assert broken_invariants(GOOD, {"a": 2, "b": 2, "n": 2}, 2, FAULTS) == broken_in_whole(LOSSES, 2, 100.0) == []
 
 
 def test_a_round_repeated_after_a_regroup_is_no_fork() -> None:
     """The killed peer reported a round that no other peer had; the authority regrouped the others without it."""
     again = commits(1, k={1: "z"}) | commits(2, a={1: "x", 2: "y"}, b={1: "x", 2: "y"}, n={2: "y"})
-    assert broken_invariants(again, {"a": 2, "b": 2, "n": 2}, 2, ["k"], ["n"], LOSSES, 100.0) == []
+    assert broken_invariants(again, {"a": 2, "b": 2, "n": 2}, 2, FAULTS) == []
 
 
 @pytest.mark.parametrize(
@@ -212,9 +213,9 @@ def test_a_round_repeated_after_a_regroup_is_no_fork() -> None:
     [
         ({"commits": commits(a={1: "x", 2: "y"}, b={1: "z", 2: "y"})}, "after round 1 peers held 2 different states"),
         ({"ended": {"a": 2, "b": 1}}, "b ended at round 1 instead of 2"),
-        ({"added": ["m"]}, "m never took part"),
-        ({"added": []}, "no peer was added"),
-        ({"killed": []}, "no peer was killed"),
+        ({"faults": {**FAULTS, "added": ["m"]}}, "m never took part"),
+        ({"faults": {**FAULTS, "added": []}}, "no peer was added"),
+        ({"faults": {**FAULTS, "killed": []}}, "no peer was killed"),
         ({"val_losses": {0: 5.5}}, "not measured"),
         ({"val_losses": {0: 5.5, 2: 6.0}}, "did not fall"),
         ({"traffic_factor": 10.0}, "only 10 times"),
@@ -222,10 +223,11 @@ def test_a_round_repeated_after_a_regroup_is_no_fork() -> None:
 )
 def test_each_broken_invariant_is_named(changes: dict[str, Any], words: str) -> None:
     arguments: dict[str, Any] = {
-        "commits": GOOD, "ended": {"a": 2, "b": 2}, "rounds": 2, "killed": ["k"], "added": ["n"],
-        "val_losses": LOSSES, "traffic_factor": 100.0,
+        "commits": GOOD, "ended": {"a": 2, "b": 2}, "faults": FAULTS, "val_losses": LOSSES, "traffic_factor": 100.0,
+        **changes,
     }  # fmt: skip
-    broken = broken_invariants(**{**arguments, **changes})
+    measured = [arguments.pop("val_losses"), 2, arguments.pop("traffic_factor")]
+    broken = [*broken_invariants(rounds=2, **arguments), *broken_in_whole(*measured)]
     assert any(words in sentence for sentence in broken), broken
 
 

@@ -12,7 +12,7 @@ from peer.errors import ConfigError
 from swarm.client.download import download_head
 from swarm.client.session import open_client, read_manifest
 from swarm.membership.member_record import MEMBERS
-from swarm.monitor.collector import MonitorCollector, MonitorTarget
+from swarm.monitor.collector import MonitorCollector
 from swarm.run.gate import Gate
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import serve_run_files
@@ -27,7 +27,7 @@ async def test_a_client_of_a_served_model(tmp_path: Path, capsys: pytest.Capture
         serve_run_files(member.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
         async with open_node(member, NodeConfig(manifest.run_id), [MEMBERS]):
             invite = invite_to(manifest, member.addresses)
-            seen = await MonitorCollector(MonitorTarget(invite)).once()
+            seen = await MonitorCollector(invite).once()
             assert (seen.run_id, seen.name, seen.open) == (manifest.run_id, "a served model", False)
             assert (seen.blocks_total, seen.parts, seen.members) == (4, 2, ())
             with pytest.raises(ConfigError, match="is a served model, not a training run"):

@@ -29,7 +29,7 @@ from swarm.membership.told_events import EVENTS, AskEvents, EventPage, ToldEvent
 from swarm.monitor import collector as collector_module
 from swarm.monitor import member_events
 from swarm.monitor.app import Access, monitor_app
-from swarm.monitor.collector import MonitorCollector, MonitorTarget
+from swarm.monitor.collector import MonitorCollector
 from swarm.monitor.history.memory import History, open_history
 from swarm.protocol.head import Member
 from swarm.protocol.messages import HeadReport
@@ -106,7 +106,8 @@ async def open_monitor(collector: MonitorCollector, token: str = "") -> AsyncIte
             urls.append(url)
             listening.set()
 
-        app = monitor_app(collector, Access(token), History(Path("unopened"), "r" * 32))
+        app = monitor_app(collector, History(Path("unopened"), "r" * 32))
+        app.add_middleware(Access, token=token)
         nursery.start_soon(serve_http, app, ListenAddress("127.0.0.1", 0), tell)
         await listening.wait()
         yield Site(urls[0])
@@ -116,7 +117,7 @@ async def open_monitor(collector: MonitorCollector, token: str = "") -> AsyncIte
 async def test_a_run_with_members_that_answer_nonsense_or_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(member_events, "CALL_S", 0.5)
     async with small_run() as (invite, manifest, (first, liar, silent)):
-        collector = MonitorCollector(MonitorTarget(invite))
+        collector = MonitorCollector(invite)
         with trio.fail_after(300):
             state = await collector.once()
         assert (state.kind, state.name, state.run_id) == ("run", manifest.run.name, manifest.run_id)
@@ -162,7 +163,7 @@ async def _check_surface(site: Site, manifest: Manifest) -> None:
 
 
 async def test_the_stream_brings_each_new_state_and_ends_with_its_client() -> None:
-    collector = MonitorCollector(MonitorTarget(Invite("r" * 32, AUTHORITY.peer_id, ())))
+    collector = MonitorCollector(Invite("r" * 32, AUTHORITY.peer_id, ()))
     async with open_monitor(collector) as site:
         for _ in range(70):  # more than there may be at once
             stream = await site.open()
@@ -186,7 +187,7 @@ async def test_the_stream_brings_each_new_state_and_ends_with_its_client() -> No
 
 
 async def test_a_token_is_needed_and_never_told() -> None:
-    collector = MonitorCollector(MonitorTarget(Invite("r" * 32, AUTHORITY.peer_id, ())))
+    collector = MonitorCollector(Invite("r" * 32, AUTHORITY.peer_id, ()))
     async with open_monitor(collector, token="right") as site:
         assert (await site.ask("GET", "/api/v1/state"))[0] == 401
         assert (await site.ask("GET", "/api/v1/state", Authorization="Bearer wrong"))[0] == 401
@@ -217,7 +218,7 @@ async def test_a_served_model(tmp_path: Path) -> None:
         with trio.fail_after(300):
             home, _ = home_of(tmp_path / "h", manifest)  # of a peer that is gone, while others answer
             collector = MonitorCollector(
-                MonitorTarget(invite_to(manifest, host.addresses)),
+                invite_to(manifest, host.addresses),
                 read_home=lambda: kept_home(home, manifest.run_id, time.time()),
             )
             state = await collector.once()
@@ -232,7 +233,7 @@ async def test_a_served_model(tmp_path: Path) -> None:
 async def test_a_run_that_cannot_be_reached_is_told_in_words_and_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(collector_module, "AGAIN_S", 0.01)
     address = f"/ip4/127.0.0.1/tcp/1/p2p/{AUTHORITY.peer_id}"
-    collector = MonitorCollector(MonitorTarget(Invite("r" * 32, AUTHORITY.peer_id, (address,))))
+    collector = MonitorCollector(Invite("r" * 32, AUTHORITY.peer_id, (address,)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(collector.run)
         with trio.fail_after(300):
@@ -251,7 +252,8 @@ async def test_what_a_home_keeps_stands_apart_from_what_is_seen(
     home, invite = home_of_a_member(tmp_path / "h", manifest, name=NAME)
     async with open_history(tmp_path / "db", manifest.run_id) as history:
         collector = MonitorCollector(
-            MonitorTarget(invite, home),
+            invite,
+            home,
             remember=history.note,
             read_home=lambda: kept_home(home, manifest.run_id, time.time()),
         )

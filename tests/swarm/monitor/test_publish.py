@@ -15,7 +15,7 @@ import trio
 import trio.testing
 
 from peer.errors import ConfigError, ResourceError
-from swarm.monitor.collector import MonitorCollector, MonitorTarget
+from swarm.monitor.collector import MonitorCollector
 from swarm.monitor.history.memory import History, open_history
 from swarm.monitor.history.publish import Site, publish
 from swarm.run.invite import Invite
@@ -27,7 +27,7 @@ NAME = "</script><script>alert(1)"
 
 
 def collector_of() -> MonitorCollector:
-    return MonitorCollector(MonitorTarget(Invite(RUN, "authority", ())))
+    return MonitorCollector(Invite(RUN, "authority", ()))
 
 
 @asynccontextmanager
@@ -79,7 +79,7 @@ async def test_a_round_that_a_state_tells_of_is_in_the_history_beside_it(tmp_pat
     """Also where the monitor ends as soon as it has shown that state, a moment after the page was written."""
     folder, heads = tmp_path / "site", heads_of(finite(), "abc", 2)
     async with open_history(tmp_path / "a.db", RUN) as history:
-        collector = MonitorCollector(MonitorTarget(Invite(RUN, "authority", ())), remember=history.note)
+        collector = MonitorCollector(Invite(RUN, "authority", ()), remember=history.note)
         chain = HeadChain()
         collector.chains = [chain]
         async with publishing(folder, collector, [], history):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -14,10 +15,11 @@ from swarm.membership.proven_heads import ProvenHead
 from swarm.protocol.head import Absence, Head, Learner, Member
 from swarm.run.manifest import Manifest
 from swarm.status.head_chain import HeadChain
+from swarm.status.member_told import Told
 from swarm.status.model_state import model_state
 from swarm.status.reading import RunReading
-from swarm.status.run_state import RunView, run_state
-from swarm.status.servers import Collected
+from swarm.status.record_history import RecordHistory
+from swarm.status.run_state import run_state
 from swarm.status.state import MonitorState, Watch
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
@@ -74,13 +76,18 @@ def shown(
     records: Mapping[str, MemberRecord],
     chains: Sequence[HeadChain],
     here: Sequence[str],
-    **more: Any,
+    told: Told = MappingProxyType({}),
 ) -> MonitorState:
     """The state where the peers `here` answer from near the last head of each chain."""
     best = tuple(proven(chain.last, here) if chain.last and here else None for chain in chains)
-    reading = RunReading(manifest, NOW, records, best)
-    names = {name: one.name for name, one in records.items()}
-    return run_state(RunView(reading, chains, Collected(WATCH, **{"names": names, **more})))
+    return run_state(RunReading(manifest, NOW, records, best), chains, told, {}, history_of(records), WATCH)
+
+
+def history_of(records: Mapping[str, MemberRecord | ServerRecord]) -> RecordHistory:
+    """What one reading of these records adds up to."""
+    history = RecordHistory()
+    history.note(records)
+    return history
 
 
 def told(name: str, at: float = NOW - 5, **fields: Any) -> Heard:
@@ -97,6 +104,5 @@ def server(first: int, end: int, **changes: Any) -> ServerRecord:
     return ServerRecord(**fields)
 
 
-def model_shown(records: Mapping[str, ServerRecord], **more: Any) -> MonitorState:
-    names = {name: one.name for name, one in records.items()}
-    return model_state(served_model(), NOW, records, Collected(WATCH, **{"names": names, **more}))
+def model_shown(records: Mapping[str, ServerRecord], told: Told = MappingProxyType({})) -> MonitorState:
+    return model_state(served_model(), NOW, records, told, {}, history_of(records), WATCH)

@@ -19,12 +19,11 @@ from swarm.protocol.head import Head, Member, Sponsor, Sponsorship
 from swarm.run.manifest import Manifest
 from swarm.status.head_chain import HeadChain
 from swarm.status.reading import RunReading
-from swarm.status.run_state import RunView, run_state
-from swarm.status.servers import Collected
+from swarm.status.run_state import run_state
 from swarm.status.state import MonitorState
 from tests.swarm.membership.test_bans import record
 from tests.swarm.placement.test_stages import manifest_of
-from tests.swarm.status.scenes import WATCH, chain_of
+from tests.swarm.status.scenes import WATCH, chain_of, history_of
 from tests.swarm.support.stage_commits import begun
 
 NOW = 1_800_000_000.0
@@ -111,8 +110,7 @@ def state_of(
     """What a client shows of one reading, with `changes`."""
     reading = RunReading(manifest, NOW, records, tuple(best), **changes)
     chains = [chain_of([one.head]) if one else HeadChain() for one in best]
-    names = {peer: record.name for peer, record in records.items()}
-    return run_state(RunView(reading, chains, Collected(WATCH, names=names), names_invites=True))
+    return run_state(reading, chains, {}, {}, history_of(records), WATCH, names_invites=True)
 
 
 def shown(state: MonitorState, capsys: pytest.CaptureFixture[str], guests: bool = False) -> str:

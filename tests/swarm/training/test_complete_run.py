@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from swarm.client.download import download_head
-from swarm.monitor.collector import MonitorCollector, MonitorTarget
+from swarm.monitor.collector import MonitorCollector
 from swarm.run.invite import Invite
 from swarm.training.saved_models import newest_model
 from tests.swarm.support.swarm_harness import WITNESS, Swarm, open_swarm
@@ -21,7 +21,7 @@ ALARMS = {"quorum_lost", "stages_missing", "move_started", "regroup_failed"}
 async def check_it_can_be_had(swarm: Swarm, folder: Path, states: list[str]) -> None:
     """Only the coordinator is there. `states`: the hash of each stage's last state."""
     invite = Invite.parse(swarm.invite.read_text())
-    seen = await MonitorCollector(MonitorTarget(invite)).once()
+    seen = await MonitorCollector(invite).once()
     assert (seen.verdict.word, seen.round) == ("complete", seen.rounds_planned), seen
     assert [member.claims.role for member in seen.members if member.claims is not None] == ["coordinator"]
     assert [stage.facts.state_hash for stage in seen.stages if stage.facts is not None] == states
