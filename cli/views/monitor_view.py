@@ -6,33 +6,22 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from rich.cells import cell_len
 from rich.console import Group
 from rich.text import Text
 
+from cli.views.columns import table_lines
 from cli.views.kept_home import kept_lines
-from cli.views.table import fitting
+from cli.views.members import member_cells, server_cells
 from peer.catalogue.happening import LOWER_RATE
-from peer.figures import NOTHING, held_out_text, number_text, several, size_text
+from peer.figures import NOTHING, held_out_text, several
 from peer.plain_text import plain
 
 if TYPE_CHECKING:
-    from swarm.status.state import MemberClaims, MemberState, MonitorState, RoundState, Verdict
+    from swarm.status.state import MemberClaims, MonitorState, RoundState, Verdict
 
 _STYLES: Final = {"good": "green", "over": "green", "edge": "yellow", "waiting": "yellow", "bad": "bold red"}
 _BASIS: Final = {"facts": "proved", "seen": "seen", "claims": "claimed"}
-_AWAY: Final = "away"
 _ALERTS: Final = 3
-_SOON_S: Final = 600.0  # what a server of a run says that waits for a commit is no forecast
-_SERVER: Final = ("peer", "id", "blocks", "rounds", "sessions", "kv", "waiting", "ms", "tokens")
-_COMMON: Final = ("up", "down", "up/s", "down/s", "state", "seen", "phase")
-_LEFT: Final = ("peer", "id", "in", "state")
-_FIRST_TO_GO: Final = (
-    "state", "up", "down", "seen", "tokens", "waiting", "queue", "batch/s", "quorum", "id", "down/s", "up/s", "kv",
-    "ms", "speed", "merged", "margin", "loss", "in", "sessions", "blocks",
-)  # fmt: skip
-"""Columns that a narrow terminal omits."""
-_PHASE_LEAST: Final = 9
 _SEVERITIES: Final = {"critical": "bold red", "warning": "yellow", "info": ""}
 
 
@@ -144,7 +133,7 @@ def _stage_lines(state: MonitorState, width: int) -> list[Text]:
         }
         bad = seen.margin is not None and seen.margin < 0 and state.verdict.level != "over"
         rows.append((cells, "red" if bad else ""))
-    return _table(rows, width)
+    return table_lines(rows, width)
 
 
 def _block_lines(state: MonitorState) -> list[Text]:
@@ -160,104 +149,18 @@ def _block_lines(state: MonitorState) -> list[Text]:
 
 def _member_lines(state: MonitorState, width: int) -> list[Text]:
     """Return the table of the peers, and below it that of a run's servers."""
-    cells = _server_cells if state.kind == "model" else _member_cells
+    cells = server_cells if state.kind == "model" else member_cells
     over = state.verdict.level == "over"
-    lines = _table([(cells(one), "red" if one.claims is None and not over else "") for one in state.members], width)
+    lines = table_lines(
+        [(cells(one), "red" if one.claims is None and not over else "") for one in state.members], width
+    )
     if state.monitor.members_left_out:
         lines.append(Text(f"and {several(state.monitor.members_left_out, 'peer')} that are not shown"))
-    lines += _table([(_server_cells(one), "") for one in state.servers], width)
+    lines += table_lines([(server_cells(one), "") for one in state.servers], width)
     if state.served_round is not None:
         lines.append(Text(f"New answers are those of round {state.served_round}."))
     what = "No commit is served: " if state.kind == "run" else ""
     return lines + [Text(f"{what}{trouble}", style="red") for trouble in state.troubles]
-
-
-def _table(rows: Sequence[tuple[dict[str, str], str]], width: int) -> list[Text]:
-    """Return a heading and a line for each row of cells and its style, with as many columns as `width` shows, and none
-    that is empty. The last column takes what is left."""
-    if not rows:
-        return []
-    known = [name for name in rows[0][0] if any(cells[name] not in ("", NOTHING) for cells, _ in rows)]
-    least = {name: max(cell_len(name), *(cell_len(cells[name]) for cells, _ in rows)) for name in known}
-    shown = fitting(known, least | {"phase": _PHASE_LEAST}, width, _FIRST_TO_GO, 1)
-    lines = [({name: name for name in shown}, "bold"), *rows]
-    return [Text(" ".join(_aligned(cells, name, least) for name in shown).rstrip(), style=s) for cells, s in lines]
-
-
-def _aligned(cells: dict[str, str], name: str, least: dict[str, int]) -> str:
-    if name == "phase":
-        return cells[name]
-    space = " " * (least[name] - cell_len(cells[name]))
-    return cells[name] + space if name in _LEFT else space + cells[name]
-
-
-def _member_cells(member: MemberState) -> dict[str, str]:
-    claims, facts = member.claims, member.facts
-    rounds = facts.merged + facts.missed
-    found = {
-        "peer": NOTHING,
-        "id": member.peer[-6:],
-        "in": {"member": "yes", "learner": "new", "none": NOTHING}[facts.membership],
-        "stage": NOTHING,
-        "round": NOTHING,
-        "merged": f"{facts.merged}/{rounds}" if rounds else NOTHING,
-    }
-    if claims is not None and claims.stage is not None:
-        found["stage"] = str(claims.stage)
-    if claims is not None and claims.round is not None:
-        found["round"] = str(claims.round)
-    speed, queue = (claims.speed, claims.queue) if claims is not None else (None, None)
-    more = {
-        "speed": f"{speed:.1f}" if speed else NOTHING,
-        "queue": NOTHING if queue is None else f"{queue:.1f}",
-        "loss": number_text(claims.loss if claims is not None else None),
-    }
-    return found | more | _common_cells(member, claims.state_hash[:8] if claims is not None else "")
-
-
-def _server_cells(member: MemberState) -> dict[str, str]:
-    claims = member.claims
-    if claims is None or claims.first is None or claims.end is None:
-        return dict.fromkeys(_SERVER, NOTHING) | {"id": member.peer[-6:], "phase": _AWAY}
-    cells = (
-        NOTHING,
-        member.peer[-6:],
-        f"{claims.first}-{claims.end - 1}",
-        ", ".join(map(str, claims.commits)) or NOTHING,
-        str(claims.sessions or 0),
-        NOTHING if claims.kv_used is None else f"{claims.kv_used:.0%}",
-        str(claims.waiting_tokens),
-        NOTHING if claims.step_ms is None else f"{claims.step_ms:.1f}",
-        str(claims.tokens),
-    )
-    return dict(zip(_SERVER, cells, strict=True)) | _common_cells(member)
-
-
-def _common_cells(member: MemberState, state_hash: str = "") -> dict[str, str]:
-    """Return the cells that each peer has, from what it claims."""
-    claims = member.claims
-    if claims is None:
-        return {**dict.fromkeys(_COMMON, NOTHING), "phase": _AWAY}
-    soon = claims.first is not None and 0 < claims.ready_in_s < _SOON_S
-    ready = f", ready in {claims.ready_in_s:.0f} s" if soon else ""
-    cells = (
-        size_text(claims.bytes_up),
-        size_text(claims.bytes_down),
-        _rate(claims.up_bytes_s),
-        _rate(claims.down_bytes_s),
-        state_hash,
-        f"{claims.age_s:.0f} s",
-        f"{plain(claims.phase, 64)}{ready}{_trouble(member)}",
-    )
-    return {"peer": plain(claims.name, 16), **dict(zip(_COMMON, cells, strict=True))}
-
-
-def _trouble(member: MemberState) -> str:
-    return {"silent": ", silent", "garbage": ", answers nonsense"}.get(member.seen.events, "")
-
-
-def _rate(bytes_s: float | None) -> str:
-    return NOTHING if bytes_s is None else size_text(bytes_s)
 
 
 def _remarks(state: MonitorState) -> list[Text]:

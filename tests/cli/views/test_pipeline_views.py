@@ -45,11 +45,11 @@ def test_the_table_shows_stage_rate_and_queue() -> None:
     progress = Progress("a run", stages=2)
     progress.apply("a", "replica_opened", 1.0, {"stage": 1})
     progress.apply("a", "stage_load", 2.0, {"queue": 7.0, "rate": 12.34, "phase": "waiting for stage 0"})
-    progress.apply("b", "phase_entered", 2.0, {"phase": "plan"})
+    progress.apply("b", "phase_entered", 2.0, {"round": 1, "phase": "plan"})
     text = shown(progress)
-    for word in ("stage", "batch/s", "queue", "12.3", "waiting for stage"):
+    for word in ("stage", "speed", "queue", "12.3", "waiting for stage"):
         assert word in text
-    assert "batch/s" not in shown(Progress("no pipeline"))
+    assert "speed" not in shown(Progress("no pipeline"))
 
 
 def test_the_round_of_a_pipeline_is_that_of_its_last_stage() -> None:
