@@ -45,7 +45,8 @@ from swarm.membership.proven_heads import ask_proven_heads
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.head import genesis
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.replica_driver import ReplicaParts, restore_replica
+from swarm.rounds.context import RoundContext
+from swarm.rounds.replica_driver import restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.fetch import fetch_state
@@ -87,7 +88,7 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
         trainer = Pausing(delta_of(number, numel), pause_s)
-        parts = ReplicaParts(host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), folder / host.peer_id)
+        parts = RoundContext(host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), folder / host.peer_id)
         work = work_of(state.strategy, SCHEDULE, lambda head: ROUND_S)
         driver = await restore_replica(parts, config_of(host.peer_id, numel, rounds, folder), work, lambda: ())
         observer = Observer(parts, rounds)

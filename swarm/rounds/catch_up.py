@@ -22,7 +22,6 @@ from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.result_log import LoggedResult
-from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskResult, StateMethods
 
@@ -31,7 +30,7 @@ DONORS_MAX: Final = 3
 CALL_S: Final = 15.0
 MOVED_S: Final = 5.0  # for the node to take a replayed head
 
-Moved = Callable[[bytes, float], Awaitable[Head]]
+Arrival = Callable[[bytes, float], Awaitable[Head]]
 """Wait until the replica is at the state with that hash, at most this many seconds; return its head."""
 
 
@@ -51,7 +50,7 @@ class CatchUp:
         self.download_bytes_s = 0.0
         """Measured; 0 while unknown."""
 
-    async def fetch(self, action: Fetch, mine: Head, moved: Moved) -> bool:
+    async def fetch(self, action: Fetch, mine: Head, moved: Arrival) -> bool:
         """Bring the state here; return whether it is. `mine`: where this replica stands."""
         began, ok, replayed = trio.current_time(), False, False
         try:
@@ -71,7 +70,7 @@ class CatchUp:
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    async def _replay(self, action: Fetch, mine: Head, moved: Moved) -> bool:
+    async def _replay(self, action: Fetch, mine: Head, moved: Arrival) -> bool:
         """Apply the results of the missed rounds one by one. The node moves along with each."""
         for _ in range(ROUNDS_MAX):
             leads_to = await self._one_round(mine, action.holders)
@@ -114,15 +113,17 @@ class CatchUp:
         """Fetch the state. It is on disk before the node learns of it, since votes will rely on it."""
         context = self._context
         known = lambda: list(dict.fromkeys([*action.holders, *self._donors(action.head)]))  # noqa: E731
-        with self._fetched.arriving(action.state_hash) as files:
+        with self._fetched.arriving(action.state_hash) as (part_file, kept):
             fetched = await fetch_state(
                 context.host.rpc,
-                Holders(known, [m.peer for m in action.head.members if m.peer != context.host.peer_id]),
+                known,
                 action.state_hash,
                 context.state.size_bytes,
-                files,
+                part_file,
                 context.events,
                 len(context.state.tensors),
+                kept,
+                [member.peer for member in action.head.members if member.peer != context.host.peer_id],
             )
         if fetched.seconds > 0:
             self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds

@@ -20,7 +20,7 @@ from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
 from peer.net.rpc import Call, Method, Rpc
 from peer.net.wire import HEADER_BYTES
-from swarm.run.manifest import MANIFEST_BYTES_MAX, AnyManifest, CommonManifest, open_any_manifest
+from swarm.run.manifest import MANIFEST_BYTES_MAX, AnyManifest, open_any_manifest
 from swarm.run.sections import BYTES_TOKENIZER
 
 MANIFEST_FILE: Final = "manifest.msgpack"
@@ -80,7 +80,7 @@ async def fetch_manifest(rpc: Rpc, peer: str, run_id: str, timeout_s: float) -> 
     return reply.body
 
 
-async def fetch_tokenizer(rpc: Rpc, peer: str, manifest: CommonManifest, timeout_s: float) -> bytes:
+async def fetch_tokenizer(rpc: Rpc, peer: str, manifest: AnyManifest, timeout_s: float) -> bytes:
     """Return the run's tokenizer.json from `peer`, checked against the manifest; empty if the run has none."""
     if manifest.tokenizer == BYTES_TOKENIZER:
         return b""
@@ -89,7 +89,7 @@ async def fetch_tokenizer(rpc: Rpc, peer: str, manifest: CommonManifest, timeout
     return bytes(reply.payload)
 
 
-def check_tokenizer(manifest: CommonManifest, content: bytes | memoryview) -> None:
+def check_tokenizer(manifest: AnyManifest, content: bytes | memoryview) -> None:
     """Raise ProtocolViolation unless `content` is the tokenizer.json that the manifest names."""
     if manifest.tokenizer != BYTES_TOKENIZER and blake3(content).hexdigest() != manifest.tokenizer:
         raise ProtocolViolation("the tokenizer.json is not the one that the run's manifest names")

@@ -34,9 +34,10 @@ from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
 from swarm.placement.stages import layout_of, open_store, state_bytes
 from swarm.protocol.plan import Assignment
+from swarm.rounds.context import RoundContext
 from swarm.rounds.group_driver import DriverOptions
 from swarm.rounds.handlers import serve_agreement, serve_heads
-from swarm.rounds.replica_driver import ReplicaParts, restore_replica
+from swarm.rounds.replica_driver import restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.run.agreement import agreement_config, schedule_of
@@ -172,7 +173,7 @@ class CoordinatedRun:
             trainer = kind(host.peer_id, _deltas(layout.numel), work_s=0.05)
             trainer.until_others_are_near = partial(until_near, lambda: mates, self.changed)
             schedule, timeouts = schedule_of(manifest, stage), Patient()
-            parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, self.home.path / host.peer_id)
+            parts = RoundContext(host, state, snapshots, trainer, schedule, timeouts, self.home.path / host.peer_id)
             config = agreement_config(manifest, stage, host.peer_id)
             work, known = work_of(strategy, schedule, lambda head: 60.0), self._known_in(stage)
             options, seen = DriverOptions(per_prefix=manifest.run.members_per_prefix), list[Event]()

@@ -36,11 +36,12 @@ from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_actor import ReplicaActor
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
+from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
@@ -235,7 +236,7 @@ class DrivenGroup:
         identity: Identity,
         tensors: Sequence[torch.Tensor],
         seen: list[Event],
-    ) -> tuple[ReplicaParts, InventedTrainer]:
+    ) -> tuple[RoundContext, InventedTrainer]:
         log, setting = EventLog(), self.setting
         config = HostConfig(identity=identity, events=log, limits=setting.limits)
         host = await stack.enter_async_context(open_host(config))
@@ -252,7 +253,7 @@ class DrivenGroup:
         snapshots.serve(host.rpc)
         folder = self.folder / host.peer_id
         stack.enter_context(log.subscribed(partial(self._note, seen)))
-        parts = ReplicaParts(host, state, snapshots, trainer, setting.schedule, setting.timeouts(), folder)
+        parts = RoundContext(host, state, snapshots, trainer, setting.schedule, setting.timeouts(), folder)
         return parts, trainer
 
     def config(self, peer: str) -> AgreementConfig:

@@ -16,7 +16,6 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, HostConfig, open_host
 from peer.net.rpc import Buffer, Call
-from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import Fetched, FetchedRanges, fetch_ranges, fetch_state
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.ranges import ByteRange
@@ -49,8 +48,7 @@ class Joiner:
     ) -> Fetched:
         rpc, size_bytes = self.host.rpc, TREE.size_bytes
         with self.events.subscribed(self.seen.append), trio.fail_after(120):
-            holders = Holders(donors, certain)
-            return await fetch_state(rpc, holders, root, size_bytes, self.part_file, self.events)
+            return await fetch_state(rpc, donors, root, size_bytes, self.part_file, self.events, certain=certain)
 
     async def fetch_ranges(self, ranges: Sequence[ByteRange], *donors: Host) -> FetchedRanges:
         names, size_bytes = [self.know(donor) for donor in donors], TREE.size_bytes
