@@ -46,6 +46,7 @@ from peer.ipc.ring import Piece, Ring
 from peer.loading import Loading
 from peer.model.parameter_files import ParameterFiles
 from peer.model.parameter_names import EMBEDDING
+from peer.smoothing import smoothed
 from peer.worker.control_link import ControlLink
 
 _REPORT_S: Final = 0.5
@@ -160,9 +161,8 @@ class BlockWorker:
 
     def _note(self, step_ms: float, rows: int) -> None:
         """Add a step to the smoothed figures."""
-        weight = _SMOOTHING if self._step_ms else 1.0
-        self._step_ms += weight * (step_ms - self._step_ms)
-        self._rows += weight * (rows - self._rows)
+        self._rows = smoothed(self._rows or None, rows, _SMOOTHING)
+        self._step_ms = smoothed(self._step_ms or None, step_ms, _SMOOTHING)
 
     def _report(self) -> None:
         """Report the load, if it has changed and was not just reported."""

@@ -18,6 +18,7 @@ from typing import Final
 import trio
 
 from peer.footprint import kept
+from peer.smoothing import smoothed
 
 BUSY_RETRY_S: Final = 0.25
 BUSY_RETRY_MAX_S: Final = 1.0  # an exchange may end at any moment, and then there is no need to wait
@@ -148,4 +149,4 @@ class UploadSlots:
         left()
         if size_bytes >= _TELLING_BYTES:
             took_s = min(max(time.monotonic() - began, 1e-3), _PIN_S_MAX)
-            self._speed += _SMOOTHING * (under_way / took_s - self._speed)
+            self._speed = smoothed(self._speed, under_way / took_s, _SMOOTHING)

@@ -26,6 +26,7 @@ from peer.net.flow.frames import Frame, FrameBuffer
 from peer.net.limits import ByteBudget
 from peer.net.rate_limit import Meter
 from peer.net.wire import Buffer
+from peer.smoothing import smoothed
 
 BEAT_S: Final = 0.15
 QUIET_S: Final = 0.35  # of silence, before a ping; at least two beats
@@ -268,7 +269,7 @@ class Flow:
             rtt_s = trio.current_time() - asked_at
             if 0 <= rtt_s < SILENCE_MAX_S:  # also refuses NaN
                 self.round_trips.append(rtt_s)
-                self.rtt_s = rtt_s if not self.rtt_s else (1 - _SMOOTHING) * self.rtt_s + _SMOOTHING * rtt_s
+                self.rtt_s = smoothed(self.rtt_s or None, rtt_s, _SMOOTHING)
         else:
             await self._hand_over(self._decode(head), memoryview(bytes(payload)))
 
