@@ -39,7 +39,7 @@ from peer.config import InnerConfig
 from peer.events import Event, EventLog
 from peer.identity import Identity, sign_body
 from peer.model.layout import FlatLayout, TensorSlot
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.reach import Reach
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
@@ -167,8 +167,8 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
     log = EventLog()
     listen = (f"/ip4/{os.environ.get('BENCHMARK_LISTEN', '127.0.0.1')}/tcp/0",)
     schedule = replace(SCHEDULE, by_link="BENCHMARK_BY_LINK" in os.environ)
-    config = HostConfig(identity=identity, events=log, reach=Reach(listen))
-    async with open_host(config) as host, trio.open_nursery() as nursery:
+    config = open_host(identity=identity, events=log, reach=Reach(listen))
+    async with config as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.serve(host.rpc)
         fault = "BARNRAISE_FAULT" in os.environ or "BENCHMARK_FAULT" in os.environ

@@ -40,7 +40,7 @@ from optim.algorithms.outer_step import DilocoOuter
 from peer.errors import NetworkError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.membership.proven_heads import ask_proven_heads
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.head import genesis
@@ -84,7 +84,7 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
     authority, identity = Identity.load_or_create(folder / "authority.key"), Identity.generate()
     log = EventLog()
     state = diloco_state(numel, "int8", OUTER)
-    async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
+    async with open_host(identity=identity, events=log) as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
         trainer = Pausing(delta_of(number, numel), pause_s)
@@ -111,7 +111,7 @@ async def joiner(numel: int, rounds: int, nice: int, folder: Path) -> None:
     dice = random.Random(1)
     fetches: list[dict[str, float]] = []
     next_round = WARM_UP + REST
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         for hello in group:
             host.book.add(hello["peer"], hello["addresses"])
         config = config_of(host.peer_id, numel, rounds, folder)

@@ -18,7 +18,7 @@ from peer.catalogue.groups import SecondProcess
 from peer.errors import BarnraiseError, ProtocolViolation, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity, sign_bytes, verify_bytes
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call, Method
 from swarm.client.session import open_client
 from swarm.run.home import Home
@@ -68,9 +68,9 @@ async def refuse_second(home: Home, more: Sequence[str] = ()) -> None:
     identity, found = Identity.load_or_create(home.identity), list[str]()
     invite = Invite(open_any_manifest(kept[0]).run_id, identity.peer_id, known[:ADDRESSES_MAX])
     own = f"/p2p/{identity.peer_id}"
-    caller = HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None)
+    caller = open_host(identity=Identity.generate(), events=EventLog(), bulk_port=None)
     with trio.move_on_after(LOOK_S):
-        async with open_host(caller) as host, trio.open_nursery() as nursery:
+        async with caller as host, trio.open_nursery() as nursery:
             dialled = set[str]()
 
             async def dial(address: str) -> None:

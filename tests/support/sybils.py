@@ -46,7 +46,7 @@ from dht.records import sign_record
 from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call
 from peer.net.reach import Reach
 from swarm.membership.member_record import MEMBERS, MemberRecord
@@ -173,9 +173,9 @@ async def live(crowd: Crowd, mode: str) -> None:
         key = int.from_bytes(crowd.members_key, "big")
         tried = [identity, *(Identity.generate() for _ in range(TRIED))]
         identity = min(tried, key=lambda one: node_key(one.peer_id) ^ key)
-    config = HostConfig(identity=identity, events=EventLog(), reach=Reach((f"/ip4/{SOURCE}/tcp/0",)))
+    config = open_host(identity=identity, events=EventLog(), reach=Reach((f"/ip4/{SOURCE}/tcp/0",)))
     with tempfile.TemporaryDirectory() as folder:
-        async with open_host(config) as host:
+        async with config as host:
             crowd.identities.append(host.peer_id)
             crowd.contacts[host.peer_id] = host.addresses[:8]
             with suppress(

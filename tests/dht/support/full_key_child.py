@@ -11,12 +11,12 @@ from dataclasses import replace
 import trio
 
 from dht.key import record_key
-from dht.node import NodeConfig, open_node
+from dht.node import open_node
 from dht.origin import TRUSTED
 from dht.protocol import FETCH, FetchRequest
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.method import Call
 from tests.dht.support.local_swarm import CARDS, RUN
 from tests.dht.support.open_run import guard
@@ -37,13 +37,13 @@ async def figures(call: Call[Text]) -> Figures:
 
 async def serve() -> None:
     honest = [HONEST.peer_id, CALLER.peer_id]
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         guard(host, members=honest)
         for peer in (*honest, *(attacker(number).peer_id for number in range(ATTACKERS))):
             host.admissions.grant(peer, "member", trusted=peer in honest)
         host.rpc.register(FIGURES, figures)
         host.rpc.register(CLOCK, clock)
-        async with open_node(host, NodeConfig(RUN), [CARDS]) as node:
+        async with open_node(host, RUN, [CARDS]) as node:
             for number in range(RECORDS):
                 held = record(f"{number:052}", "key", 1, size=RECORD_BYTES, ttl_ms=600_000)
                 node._storage.put(replace(held, digest=DIGEST), trio.current_time(), TRUSTED)

@@ -19,7 +19,7 @@ import trio
 from peer.checkpoint.hash_tree import hash_state
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
@@ -60,7 +60,7 @@ async def come_back(home: Path, manifest: Manifest) -> AsyncIterator[tuple[Local
     """Start as `peer join` does, up to where the network and the worker begin."""
     log, seen = EventLog(), list[Event]()
     with log.subscribed(seen.append):
-        async with open_host(HostConfig(identity=Identity.load_or_create(Home(home).identity), events=log)) as host:
+        async with open_host(identity=Identity.load_or_create(Home(home).identity), events=log) as host:
             config = JoinConfig(home, Invite(manifest.run_id, manifest.authority, ()), state="disk")
             none = cast(Any, None)
             context = PeerContext(config, Home(home), manifest, host, none, none, OwnersPause(log, home / "paused"))

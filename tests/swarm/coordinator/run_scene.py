@@ -26,7 +26,7 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.notifier import Notifier
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.last_states import LastStates, Place
@@ -107,7 +107,7 @@ class CoordinatedRun:
         log, manifest = EventLog(), self.manifest
         with self.home.locked(), log.subscribed(self._note), trio.CancelScope() as self.stop:
             async with (
-                open_host(HostConfig(identity=self.identity, events=log)) as host,
+                open_host(identity=self.identity, events=log) as host,
                 trio.open_nursery() as nursery,
             ):
                 for other in self._replicas():
@@ -160,7 +160,7 @@ class CoordinatedRun:
         self, stage: int, identity: Identity, task_status: TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED
     ) -> None:
         log, manifest, mates = EventLog(), self.manifest, self.members.setdefault(stage, [])
-        async with open_host(HostConfig(identity=identity, events=log)) as host:
+        async with open_host(identity=identity, events=log) as host:
             for other in (self.host, *(replica.host for replica in self._replicas())):
                 _introduce(host, other)
             layout = layout_of(manifest, stage)

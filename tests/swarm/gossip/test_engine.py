@@ -18,7 +18,7 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.rpc import Buffer, Call
 from swarm.gossip import messages as msg
 from swarm.gossip.coding import step_alone
@@ -243,7 +243,7 @@ async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path, monkeypatch: 
             await trio.sleep_forever()
             raise AssertionError
 
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         Frozen(host, {}, lambda b: b)
         async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
             meet_stranger(group, peer, host)
@@ -347,7 +347,7 @@ def honest(group: Group) -> dict[str, list[bytes]]:
 
 async def meet_once(group: Group, serve: Callable[[Host], object]) -> tuple[Peer, str]:
     """A peer after its first round, in which `serve` had a stranger's host answer; and the stranger's id."""
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         serve(host)
         async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
             meet_stranger(group, peer, host)

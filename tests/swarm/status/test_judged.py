@@ -16,7 +16,7 @@ from dht.node import Node
 from optim.config import DilocoConfig
 from peer.events import EventLog
 from peer.identity import Identity, Signed
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call, Method
 from swarm.client.session import RunClient
 from swarm.membership.member_record import MemberRecord
@@ -103,8 +103,7 @@ class Scene:
 
 async def scene_in(stack: AsyncExitStack) -> Scene:
     client, *members = [
-        await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=EventLog())))
-        for _ in range(5)
+        await stack.enter_async_context(open_host(identity=Identity.generate(), events=EventLog())) for _ in range(5)
     ]
     for host in members:
         await client.connect_address(host.addresses[0], timeout_s=SOON)

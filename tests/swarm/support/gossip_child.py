@@ -20,11 +20,11 @@ import torch
 import trio
 from safetensors.torch import save_file
 
-from dht.node import Node, NodeConfig, open_node
+from dht.node import Node, open_node
 from optim.codecs import get_codec
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from swarm.gossip.coding import PairCoding
 from swarm.gossip.context import GossipContext, GossipRules, Trained
@@ -112,9 +112,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
     log, codec = EventLog(), get_codec(codec_name)
     replica = Replica(initial_theta(number, numel), torch.zeros(numel))
     coding = PairCoding(numel, codec, codec)
-    async with open_host(
-        HostConfig(identity=Identity.generate(), events=log, limits=NetLimits(suspect_after_s=120.0))
-    ) as host:
+    async with open_host(identity=Identity.generate(), events=log, limits=NetLimits(suspect_after_s=120.0)) as host:
         say({"peer": host.peer_id, "addresses": host.addresses})
         group = json.loads(await hear())
         addresses = [hello["addresses"][0] for hello in group if hello["peer"] != host.peer_id]
@@ -128,7 +126,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
             if event.name in ("gossip_met", "gossip_alone", "exchange_failed", "peer_penalized", "bug"):
                 say({"event": event.name, "at": event.at, **event.fields})
 
-        async with open_node(host, NodeConfig(RUN, addresses, folder / f"{number}.json"), [MEMBERS]) as node:
+        async with open_node(host, RUN, [MEMBERS], addresses, folder / f"{number}.json") as node:
             listener = Neighbourhood(host, node)
             context = GossipContext(
                 me, host, trainer, listener, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part"

@@ -30,7 +30,7 @@ from peer.config import InnerConfig, ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.layout import FlatLayout
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call
 from swarm.protocol.agreement.config import AgreementConfig
@@ -167,8 +167,8 @@ async def main(number: int, rounds: int, folder: Path) -> None:
     async with AsyncExitStack() as stack:
 
         async def host_of(identity: Identity) -> Host:
-            config = HostConfig(identity=identity, events=EventLog(), limits=PATIENT)
-            return await stack.enter_async_context(open_host(config))
+            config = open_host(identity=identity, events=EventLog(), limits=PATIENT)
+            return await stack.enter_async_context(config)
 
         host = await host_of(Identity.generate())
         hosts = [host, await host_of(authority)] if number == 0 else [host]
