@@ -13,8 +13,9 @@ import msgspec
 
 from optim.config import DilocoConfig
 from peer.net.host import Host
+from peer.net.method import Empty
 from peer.net.rpc import ask_each
-from swarm.protocol.messages import JUDGED, AskJudged, JudgedPeers
+from swarm.protocol.messages import JUDGED, JudgedPeers
 from swarm.run.manifest import Manifest
 
 ASKED_MAX: Final = 64
@@ -40,7 +41,7 @@ async def ask_judged(host: Host, members: Iterable[str]) -> dict[str, JudgedPeer
     """Ask up to 64 members at once whom they judge; return what those say that answer, in seconds. Members with older
     software do not know the question."""
     asked = [peer for peer in dict.fromkeys(members) if peer != host.peer_id][:ASKED_MAX]
-    return await ask_each(host.rpc, JUDGED, dict.fromkeys(asked, AskJudged()), POLL_S)
+    return await ask_each(host.rpc, JUDGED, dict.fromkeys(asked, Empty()), POLL_S)
 
 
 def judged_by(said: Mapping[str, JudgedPeers], known: Collection[str]) -> list[JudgedStatus]:

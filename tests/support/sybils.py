@@ -47,13 +47,13 @@ from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
 from peer.net.host import Host, open_host
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from peer.net.reach import Reach
 from swarm.membership.member_record import MEMBERS, MemberRecord
 from swarm.protocol.agreement.messages import JoinBody, JoinMessage, PlanMessage
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
-from swarm.protocol.messages import HEAD_REPORT, AskHead, Done
+from swarm.protocol.messages import HEAD_REPORT, AskHead
 from swarm.protocol.plan import WorkPlan
 from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.run.bootstrap import enter_run
@@ -137,13 +137,13 @@ class Sybil:
     async def ask(self) -> None:
         rpc, crowd, host = self._host.rpc, self._crowd, self._host
 
-        async def hear(call: Call[MessageBatch]) -> Done:
+        async def hear(call: Call[MessageBatch]) -> Empty:
             for message in call.body.messages:
                 if isinstance(message, PlanMessage):
                     plan = msgspec.msgpack.decode(message.plan.body, type=WorkPlan)
                     ours = sum(a.member.peer in crowd.identities for a in plan.assignments)
                     crowd.planned_max = max(crowd.planned_max, ours)
-            return Done()
+            return Empty()
 
         rpc.register(AGREE, hear)
         while True:

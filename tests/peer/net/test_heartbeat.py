@@ -13,10 +13,10 @@ from libp2p.peer.id import ID
 from peer.errors import ConnectionLost, DeadlineExceeded, NetworkError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.heartbeat import PING, LagMeter, Ping
+from peer.net.heartbeat import PING, LagMeter
 from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from tests.peer.net.test_rpc import Facts
 from tests.peer.support.host_child import ECHO, STALL, Number
 from tests.support.forking.children import open_child
@@ -132,7 +132,7 @@ async def test_a_ping_does_not_wait_for_other_calls() -> None:
         with trio.fail_after(300):
             while target.peer_id not in host.rpc._slots:
                 await trio.lowlevel.checkpoint()
-            await host.rpc.call(target.peer_id, PING, Ping(), timeout_s=600)
+            await host.rpc.call(target.peer_id, PING, Empty(), timeout_s=600)
         nursery.cancel_scope.cancel()
 
 

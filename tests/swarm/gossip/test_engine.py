@@ -19,6 +19,7 @@ from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, open_host
+from peer.net.method import Empty
 from peer.net.rpc import Buffer, Call
 from swarm.gossip import messages as msg
 from swarm.gossip.coding import step_alone
@@ -129,11 +130,11 @@ class Liar:
     async def _on_commit(self, call: Call[msg.Commit]) -> msg.Committed:
         return msg.Committed(tuple(blake3(piece).digest() for piece in self._slices[call.body.half]))
 
-    async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[msg.Nothing, Buffer]:
-        return msg.Nothing(), self._forge(self._slices[call.body.half][call.body.index])
+    async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[Empty, Buffer]:
+        return Empty(), self._forge(self._slices[call.body.half][call.body.index])
 
-    async def _on_leave(self, call: Call[msg.Leave]) -> msg.Nothing:
-        return msg.Nothing()
+    async def _on_leave(self, call: Call[msg.Leave]) -> Empty:
+        return Empty()
 
 
 def cut(group: Group, half: str, values: torch.Tensor) -> list[bytes]:
@@ -185,7 +186,7 @@ async def test_a_partner_that_withholds_its_last_slice_is_left(
         return piece
 
     class Withholds(Liar):
-        async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[msg.Nothing, Buffer]:
+        async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[Empty, Buffer]:
             nothing, piece = await super()._on_slice(call)
             if (call.body.half, call.body.index) != ("delta", group.coding.count - 1):
                 return nothing, piece
