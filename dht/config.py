@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
+
+import trio
+
+from dht.storage import DEFAULT_LIMITS, StorageLimits
 
 
 @dataclass(frozen=True)
@@ -47,3 +53,21 @@ class DhtConfig:
 
 
 DEFAULT_TUNING: Final = DhtConfig()
+
+
+@dataclass(frozen=True)
+class NodeConfig:
+    """Everything that one node needs to join the DHT of a run."""
+
+    namespace: str
+    """The run id. Nodes of other namespaces refuse our calls."""
+    bootstrap: Sequence[str] = ()
+    """Full multiaddrs of the peers to ask first."""
+    cache: Path | None = None
+    """The file in which peers are remembered from one start to the next."""
+    required: bool = False
+    """Whether `open_node` raises DialError if there are addresses, here or in the cache, and no peer answers."""
+    tuning: DhtConfig = DEFAULT_TUNING
+    limits: StorageLimits = DEFAULT_LIMITS
+    met: trio.MemoryReceiveChannel[str] | None = None
+    """Peers that this host is connected to by other ways, to ask as well when they come."""

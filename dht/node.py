@@ -1,7 +1,8 @@
 """The DHT's interface: put and get of typed, signed, expiring records.
 
     members = Schema("member", MemberRecord, ttl_max_s=30, size_max=2048, signer=lambda key, peer: True)
-    async with open_node(host, run_id, [members], invite.addresses, cache=home / "peers.json") as node:
+    config = NodeConfig(run_id, invite.addresses, cache=home / "peers.json")
+    async with open_node(host, config, [members]) as node:
         await node.put(members, "group-0", record, ttl_s=9)
         for peer, entry in (await node.get(members, "group-0")).items(): ...
 
@@ -13,14 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import trio
 
 from dht.bootstrap import Bootstrap
 from dht.clock import NEGLIGIBLE_S, SwarmClock
-from dht.config import DEFAULT_TUNING, DhtConfig
+from dht.config import DEFAULT_TUNING, DhtConfig, NodeConfig
 from dht.handlers import DhtHandlers
 from dht.origin import TRUSTED
 from dht.places import Places
@@ -39,12 +39,12 @@ from dht.records import (
     sign_record,
 )
 from dht.router import PeerFault, Router
-from dht.storage import DEFAULT_LIMITS, Storage, StorageLimits
+from dht.storage import Storage, StorageLimits
 from peer.errors import BarnraiseError, DialError, RemoteError
 from peer.net.host import Host
 from peer.net.rpc import ask_each
 
-__all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "RecordEntry", "Schema", "StorageLimits", "open_node"]
+__all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "NodeConfig", "RecordEntry", "Schema", "StorageLimits", "open_node"]
 
 T = TypeVar("T")
 
@@ -195,39 +195,25 @@ class Node:
 
 @asynccontextmanager
 async def open_node(
-    host: Host,
-    namespace: str,
-    schemas: Sequence[Schema[Any]],
-    bootstrap: Sequence[str] = (),
-    cache: Path | None = None,
-    required: bool = False,
-    tuning: DhtConfig = DEFAULT_TUNING,
-    limits: StorageLimits = DEFAULT_LIMITS,
-    met: trio.MemoryReceiveChannel[str] | None = None,
-    wall: Callable[[], float] = time.time,
+    host: Host, config: NodeConfig, schemas: Sequence[Schema[Any]], wall: Callable[[], float] = time.time
 ) -> AsyncIterator[Node]:
     """Join the DHT of a run over `host` and take part in it until the block ends.
-
-    `namespace`: the run id; nodes of other namespaces refuse our calls. `bootstrap`: full multiaddrs of the peers to
-    ask first; `met`: peers that this host is connected to by other ways, to ask as well when they come. `cache`: the
-    file in which peers are remembered from one start to the next.
 
     The block begins once a peer has answered or all have failed; the first node of a run just starts. A node that
     reaches no peer, now or later, keeps trying in the background. `wall` is this machine's clock, in Unix time.
 
-    Raises DialError, with each address and why it failed, if `required`, there are addresses, here or in the cache, and
-    no peer answered.
+    Raises DialError, with each address and why it failed, if `config.required` and no peer answered.
     """
     failure: BarnraiseError | None = None
     async with trio.open_nursery() as nursery:
-        router = Router(host, namespace, bootstrap, tuning, SwarmClock(wall), nursery)
-        node = Node(router, Storage(limits, host.is_connected), schemas)
-        contact = Bootstrap(router, bootstrap, cache, met)
+        router = Router(host, config, SwarmClock(wall), nursery)
+        node = Node(router, Storage(config.limits, host.is_connected), schemas)
+        contact = Bootstrap(router, config.bootstrap, config.cache, config.met)
         try:
             try:
                 await contact.join()
             except DialError:
-                if required:
+                if config.required:
                     raise
             nursery.start_soon(contact.run)
             nursery.start_soon(router.verify_strangers)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
 
@@ -22,7 +22,7 @@ import msgspec
 import trio
 
 from dht.clock import SwarmClock
-from dht.config import DhtConfig
+from dht.config import DhtConfig, NodeConfig
 from dht.key import as_bytes, as_int, nearest, node_key, record_key
 from dht.lookup import Lookup
 from dht.origin import TRUSTED, Origin, seen_at
@@ -58,20 +58,12 @@ PeerFault = (NetworkError, ProtocolViolation)
 class Router:
     """The view one node has of the others. Background probes run in `nursery`."""
 
-    def __init__(
-        self,
-        host: Host,
-        namespace: str,
-        bootstrap: Sequence[str],
-        tuning: DhtConfig,
-        clock: SwarmClock,
-        nursery: trio.Nursery,
-    ) -> None:
+    def __init__(self, host: Host, config: NodeConfig, clock: SwarmClock, nursery: trio.Nursery) -> None:
         self.host = host
-        self.namespace = namespace
+        self.namespace = config.namespace
         self.events = host.events
-        self.tuning = tuning
-        self.anchors = frozenset(address.rpartition("/p2p/")[2] for address in bootstrap) - {host.peer_id}
+        self.tuning: DhtConfig = config.tuning
+        self.anchors = frozenset(address.rpartition("/p2p/")[2] for address in config.bootstrap) - {host.peer_id}
         """The bootstrap peers, which the user has named: every read asks them, every record is stored at them."""
         self.clock = clock
         self.table = RoutingTable(host.peer_id)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import trio
 
-from dht.node import Node, Schema, open_node
+from dht.node import Node, NodeConfig, Schema, open_node
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, open_host
@@ -28,7 +28,7 @@ BLOBS = Schema("blob", Blob, ttl_max_s=600.0, size_max=1000, signer=lambda key, 
 
 async def start(stack: AsyncExitStack, bootstrap: list[str]) -> tuple[Host, Node]:
     host = await stack.enter_async_context(open_host(identity=Identity.generate(), events=EventLog()))
-    node = await stack.enter_async_context(open_node(host, "benchmark", [BLOBS], bootstrap))
+    node = await stack.enter_async_context(open_node(host, NodeConfig("benchmark", bootstrap), [BLOBS]))
     return host, node
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
 
-from dht.node import Node, Schema, open_node
+from dht.node import Node, NodeConfig, Schema, open_node
 from peer.events import EventLog, Watcher
 from peer.identity import Identity
 from peer.net.host import Host
@@ -66,5 +66,7 @@ async def open_peer(
             serve_dial_back(host)
             serve_events(host)
         met, known, run_id = None if lan is None else lan.met, host.reach.bootstrap, run.manifest.run_id
-        async with open_node(host, run_id, schemas(run.gate), known, home.addresses, is_client, met=met) as node:
+        async with open_node(
+            host, NodeConfig(run_id, known, home.addresses, is_client, met=met), schemas(run.gate)
+        ) as node:
             yield OpenPeer(host, run, node)

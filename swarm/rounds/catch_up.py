@@ -22,6 +22,7 @@ from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.result_log import LoggedResult
+from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskResult, StateMethods
 
@@ -113,17 +114,15 @@ class CatchUp:
         """Fetch the state. It is on disk before the node learns of it, since votes will rely on it."""
         context = self._context
         known = lambda: list(dict.fromkeys([*action.holders, *self._donors(action.head)]))  # noqa: E731
-        with self._fetched.arriving(action.state_hash) as (part_file, kept):
+        with self._fetched.arriving(action.state_hash) as files:
             fetched = await fetch_state(
                 context.host.rpc,
-                known,
+                Holders(known, [m.peer for m in action.head.members if m.peer != context.host.peer_id]),
                 action.state_hash,
                 context.state.size_bytes,
-                part_file,
+                files,
                 context.events,
                 len(context.state.tensors),
-                kept,
-                [member.peer for member in action.head.members if member.peer != context.host.peer_id],
             )
         if fetched.seconds > 0:
             self.download_bytes_s = sum(fetched.donors.values()) / fetched.seconds

@@ -14,7 +14,7 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.mapped_floats import map_floats
 from peer.errors import ResourceError
 from peer.events import EventLog
-from swarm.state.fetch import Fetched
+from swarm.state.fetch import Fetched, StateFiles
 
 _SUFFIX: Final = ".state"
 
@@ -40,11 +40,11 @@ class FetchedStates:
         return self._folder / f"{state_hash.hex()}{_SUFFIX}"
 
     @contextmanager
-    def arriving(self, state_hash: bytes) -> Iterator[tuple[Path, Path]]:
-        """Return where a state may arrive inside the block, and where it is kept from then on."""
+    def arriving(self, state_hash: bytes) -> Iterator[StateFiles]:
+        """Return where a state may arrive inside the block."""
         self._arriving += 1
         try:
-            yield self.part_file, self.path_of(state_hash)
+            yield StateFiles(self.part_file, self.path_of(state_hash))
         finally:
             self._arriving -= 1
             self._may_hold = True

@@ -89,8 +89,8 @@ BANS: Final = Method(
     reply_payload_max=BANS_BYTES_MAX,
     access="client",
 )
-"""A ban list as the payload, or a request for the callee's if there is none; the answer's payload is the callee's, empty
-if the caller's is no older."""
+"""A ban list as the payload, or a request for the callee's if there is none. The answer's payload is the callee's,
+empty if the caller's is no older."""
 
 
 @dataclass(frozen=True)

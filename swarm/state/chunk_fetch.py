@@ -7,6 +7,7 @@ and the fetch ends when the fast donors are done.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from typing import Final
 
 import trio
@@ -42,23 +43,31 @@ class StateGone(NetworkError):
     """All donors say that they do not hold the state (any more), or serve none."""
 
 
+@dataclass(frozen=True)
+class Holders:
+    """Donors of which some are certain to have had the state, but for a minority. A fetch fails once most of these have
+    no hope left, whatever others might still answer. Those of them that cannot be reached do not count."""
+
+    known: Callable[[], Iterable[str]]
+    """All donors."""
+    certain: Collection[str]
+    """None of them is this peer."""
+
+
 class ChunkFetch:
     """Fetches the chunks that a part file has room for, of the state whose hash is `root`."""
 
     def __init__(
         self,
         rpc: Rpc,
-        donors: Callable[[], Iterable[str]],
+        donors: Callable[[], Iterable[str]] | Holders,
         root: bytes,
         part: PartFile,
         events: EventLog,
-        certain: Collection[str] = (),
     ) -> None:
-        """`donors()` is called again and again: peers may be added during the fetch. `certain`: donors, without this
-        peer, that all but a minority have had the state. The fetch fails once most of these have no hope left, whatever
-        others might still answer. Those of them that cannot be reached do not count."""
+        """`donors()` is called again and again: peers may be added during the fetch."""
         self._rpc = rpc
-        self._known = donors
+        self._known, certain = (donors.known, donors.certain) if isinstance(donors, Holders) else (donors, ())
         self._root = root
         self._methods = StateMethods.of(part.size_bytes, 0)
         self._part = part

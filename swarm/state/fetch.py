@@ -6,7 +6,7 @@ against it, and each chunk against the list before it is written, so no donor is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,12 +19,23 @@ from peer.checkpoint.mapped_floats import FLOAT_BYTES, map_floats
 from peer.errors import ResourceError
 from peer.events import EventLog
 from peer.net.rpc import Rpc
-from swarm.state.chunk_fetch import ChunkFetch, StateGone
+from swarm.state.chunk_fetch import ChunkFetch, Holders, StateGone
 from swarm.state.partial_file import PartFile
 from swarm.state.ranges import ByteRange, chunks_of
 
 Donors = Callable[[], Iterable[str]]
 """The peers to ask. Called again and again: peers may be added during a fetch."""
+
+
+@dataclass(frozen=True)
+class StateFiles:
+    """Where a fetched state lies."""
+
+    part: Path
+    """While it arrives."""
+    kept: Path | None = None
+    """From then on: the file is moved there, and synced. None: its name is removed, and it is gone with the last reader
+    of the state."""
 
 
 @dataclass(frozen=True)
@@ -70,37 +81,36 @@ class FetchedRanges:
 
 async def fetch_state(
     rpc: Rpc,
-    donors: Donors,
+    donors: Donors | Holders,
     root: bytes,
     size_bytes: int,
-    part_file: Path,
+    part_file: Path | StateFiles,
     events: EventLog,
     vectors: int = 2,
-    kept: Path | None = None,
-    certain: Collection[str] = (),
 ) -> Fetched:
-    """Fetch the whole state whose hash is `root`: `vectors` vectors of one length. `certain`: as in `ChunkFetch`.
+    """Fetch the whole state whose hash is `root`: `vectors` vectors of one length.
 
     If this fails or is cancelled, verified chunks stay in `part_file` for the next attempt. The file is removed when no
-    donor holds the state any more. At success it is moved to `kept` and synced; where that is None, its name is
-    removed, and it is gone with the last reader of the state. Events: state_progress, peer_penalized.
+    donor holds the state any more, and at success, unless it is kept (`StateFiles`). Events: state_progress,
+    peer_penalized.
 
     Raises NetworkError if no donor has the state (any more) or none delivers for a minute, and ResourceError if the
     disk is full or read-only.
     """
     started = trio.current_time()
-    part = await trio.to_thread.run_sync(PartFile, part_file, size_bytes)
+    files = part_file if isinstance(part_file, StateFiles) else StateFiles(part_file)
+    part = await trio.to_thread.run_sync(PartFile, files.part, size_bytes)
     try:
-        fetch = ChunkFetch(rpc, donors, root, part, events, certain)
+        fetch = ChunkFetch(rpc, donors, root, part, events)
         tree = await fetch.run()
         tensors = (await trio.to_thread.run_sync(part.mapped)).chunk(vectors)
         arrived = await trio.to_thread.run_sync(hash_state, tensors)
-        if arrived.root == root and kept is not None:
-            await trio.to_thread.run_sync(part.keep, kept)
+        if arrived.root == root and files.kept is not None:
+            await trio.to_thread.run_sync(part.keep, files.kept)
         else:
             part.discard()
         if arrived.root != root:
-            raise _misread(part_file)
+            raise _misread(files.part)
     except StateGone:
         part.discard()
         raise

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.errors import DialError
 from peer.identity import Identity
 from tests.dht.support.local_swarm import BRISK, CARDS, RUN, Card, Facts, bare_host, local_swarm
@@ -41,7 +41,9 @@ async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error(
 
             monkeypatch.setattr(host, "connect_address", tired_of_the_mute_one)
             with pytest.raises(DialError) as raised:
-                async with open_node(host, RUN, [CARDS], list(addresses.values()), required=True, tuning=BRISK):
+                async with open_node(
+                    host, NodeConfig(RUN, list(addresses.values()), required=True, tuning=BRISK), [CARDS]
+                ):
                     pass
         assert raised.value.reason == "wrong_peer"
         (event,) = facts.all("dht_bootstrap_failed")
@@ -101,7 +103,7 @@ async def test_a_cache_of_dead_peers_is_an_error_only_if_required(tmp_path: Path
         assert alone.node.peers == frozenset()
         async with bare_host() as host:
             with pytest.raises(DialError, match="fresh invite"):
-                async with open_node(host, RUN, [CARDS], [], cache, required=True, tuning=BRISK):
+                async with open_node(host, NodeConfig(RUN, [], cache, required=True, tuning=BRISK), [CARDS]):
                     pass
 
 

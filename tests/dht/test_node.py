@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import trio
 
-from dht.node import DEFAULT_TUNING, Schema, open_node
+from dht.node import DEFAULT_TUNING, NodeConfig, Schema, open_node
 from dht.protocol import (
     FETCH,
     FIND,
@@ -218,7 +218,7 @@ async def test_runs_do_not_mix() -> None:
         ours = await swarm.add()
         async with bare_host() as host:
             with pytest.raises(DialError, match="belongs to run"):
-                async with open_node(host, "another run", [CARDS], [ours.address], required=True):
+                async with open_node(host, NodeConfig("another run", [ours.address], required=True), [CARDS]):
                     pass
         assert ours.node.peers == frozenset()
 

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 import trio
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
@@ -90,7 +90,9 @@ async def open_forger(home: Path, folder: Path, invite_file: Path) -> AsyncItera
     async with open_host(identity=identity, events=EventLog()) as host:
         entered = await enter_run(host, invite, own, invite.membership(identity), open_manifest)
         async with (
-            open_node(host, invite.run_id, [member_schema(entered.gate)], invite.addresses, own.addresses) as node,
+            open_node(
+                host, NodeConfig(invite.run_id, invite.addresses, own.addresses), [member_schema(entered.gate)]
+            ) as node,
             trio.open_nursery() as nursery,
         ):
             forger = Forger(host, start)

@@ -265,8 +265,7 @@ class Flow:
         if kind == frames.QUESTION:
             self._put(frames.pack(frames.ANSWER, b"", payload))
         elif kind == frames.ANSWER:
-            (asked_at,) = _CLOCK.unpack(payload)
-            rtt_s = trio.current_time() - asked_at
+            rtt_s: float = trio.current_time() - _CLOCK.unpack(payload)[0]
             if 0 <= rtt_s < SILENCE_MAX_S:  # also refuses NaN
                 self.round_trips.append(rtt_s)
                 self.rtt_s = smoothed(self.rtt_s or None, rtt_s, _SMOOTHING)

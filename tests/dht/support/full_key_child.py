@@ -11,7 +11,7 @@ from dataclasses import replace
 import trio
 
 from dht.key import record_key
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from dht.origin import TRUSTED
 from dht.protocol import FETCH, FetchRequest
 from peer.events import EventLog
@@ -43,7 +43,7 @@ async def serve() -> None:
             host.admissions.grant(peer, "member", trusted=peer in honest)
         host.rpc.register(FIGURES, figures)
         host.rpc.register(CLOCK, clock)
-        async with open_node(host, RUN, [CARDS]) as node:
+        async with open_node(host, NodeConfig(RUN), [CARDS]) as node:
             for number in range(RECORDS):
                 held = record(f"{number:052}", "key", 1, size=RECORD_BYTES, ttl_ms=600_000)
                 node._storage.put(replace(held, digest=DIGEST), trio.current_time(), TRUSTED)

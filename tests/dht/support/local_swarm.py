@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import trio
 
-from dht.node import DhtConfig, Node, Schema, StorageLimits, open_node
+from dht.node import DhtConfig, Node, NodeConfig, Schema, StorageLimits, open_node
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, open_host
@@ -145,7 +145,7 @@ class LocalSwarm:
                     async with config as host:
                         prepare(host)
                         async with open_node(
-                            host, namespace, schemas, bootstrap, cache, required, tuning, limits, wall=wall
+                            host, NodeConfig(namespace, bootstrap, cache, required, tuning, limits), schemas, wall
                         ) as node:
                             member = Member(host, node, facts)
                             task_status.started(member)

@@ -5,7 +5,7 @@ import sys
 
 import trio
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import open_host
@@ -14,7 +14,7 @@ from tests.dht.support.local_swarm import CARDS, HASTY, RUN, Card
 
 async def main(key: str, number: int, ttl_s: float, bootstrap: list[str]) -> None:
     config = open_host(identity=Identity.generate(), events=EventLog())
-    async with config as host, open_node(host, RUN, [CARDS], bootstrap, tuning=HASTY) as node:
+    async with config as host, open_node(host, NodeConfig(RUN, bootstrap, tuning=HASTY), [CARDS]) as node:
         await node.put(CARDS, key, Card(number), ttl_s)
         sys.stdout.write(json.dumps({"peer": host.peer_id, "address": host.addresses[0]}) + "\n")
         sys.stdout.flush()

@@ -16,7 +16,7 @@ import torch
 import trio
 
 from cli.templates import template, with_settings
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.checkpoint.hash_tree import hash_state
 from peer.errors import NetworkError
 from peer.events import EventLog
@@ -96,7 +96,9 @@ class Run:
                 return messages.HeadReport(head, me, "training", started(authority, head).links)
 
             host.rpc.register(messages.HEAD_REPORT, report)
-            async with open_node(host, manifest.run_id, [MEMBERS], self.invite.addresses, tuning=BRISK) as node:
+            async with open_node(
+                host, NodeConfig(manifest.run_id, self.invite.addresses, tuning=BRISK), [MEMBERS]
+            ) as node:
                 name, now = f"s{stage}", time.time()
                 record = member_record(host, heads[0], session="s", name=name, role="stage", phase="", joined_at=now)
                 record = msgspec.structs.replace(record, stage=stage)
@@ -107,7 +109,7 @@ class Run:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """All peers are in this process: while it stands still none answers."""
-    monkeypatch.setattr("swarm.membership.open_peer.open_node", partial(open_node, tuning=BRISK))
+    monkeypatch.setattr("swarm.membership.open_peer.NodeConfig", partial(NodeConfig, tuning=BRISK))
     monkeypatch.setattr("swarm.client.session.ask_proven_heads", partial(ask_proven_heads, timeout_s=60.0))
 
 

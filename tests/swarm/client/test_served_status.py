@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli.readings import print_state
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from swarm.client.download import download_head
 from swarm.client.session import open_client, read_manifest
@@ -25,7 +25,7 @@ async def test_a_client_of_a_served_model(tmp_path: Path, capsys: pytest.Capture
     async with hosts(1, first=AUTHORITY) as (member,):
         Gate(member.rpc, manifest, AUTHORITY)
         serve_run_files(member.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
-        async with open_node(member, manifest.run_id, [MEMBERS]):
+        async with open_node(member, NodeConfig(manifest.run_id), [MEMBERS]):
             invite = invite_to(manifest, member.addresses)
             seen = await MonitorCollector(invite).once()
             assert (seen.run_id, seen.name, seen.open) == (manifest.run_id, "a served model", False)

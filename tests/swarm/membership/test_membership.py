@@ -10,7 +10,7 @@ import msgspec
 import pytest
 import trio
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from dht.records import Schema
 from peer.events import Event, EventLog
 from peer.identity import Identity
@@ -67,7 +67,7 @@ async def open_server(name: str, first: int, bootstrap: tuple[str, ...] = ()) ->
     log = EventLog()
     async with open_host(identity=Identity.generate(), events=log) as host:
         server = Server(host, name, first)
-        async with open_node(host, NAMESPACE, [MEMBERS, SERVERS], bootstrap, tuning=BRISK) as node:
+        async with open_node(host, NodeConfig(NAMESPACE, bootstrap, tuning=BRISK), [MEMBERS, SERVERS]) as node:
             server.membership = Membership(node, host, SERVERS, MODEL, server.describe)
             with log.subscribed(server.events.append):
                 async with trio.open_nursery() as nursery:
@@ -96,7 +96,7 @@ async def test_records_of_two_types_do_not_mix() -> None:
     """A training run's record and a server's record of one peer, under one key: the run's id."""
     async with (
         open_host(identity=Identity.generate(), events=EventLog()) as host,
-        open_node(host, NAMESPACE, [MEMBERS, SERVERS], tuning=BRISK) as node,
+        open_node(host, NodeConfig(NAMESPACE, tuning=BRISK), [MEMBERS, SERVERS]) as node,
     ):
         server = ServerRecord("one", [], 0, 2)
         await node.put(SERVERS, NAMESPACE, server, 60.0)

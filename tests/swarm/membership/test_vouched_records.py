@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import msgspec
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from swarm.membership.member_record import MEMBERS, member_schema
 from swarm.run.gate import Gate
 from tests.dht.support.local_swarm import BRISK
@@ -25,7 +25,7 @@ async def test_a_closed_run_keeps_records_of_its_members_only() -> None:
                 schema = MEMBERS if host is other else member_schema(gate)  # the liar keeps anything
                 nodes.append(
                     await stack.enter_async_context(
-                        open_node(host, manifest.run_id, [schema], authority.addresses, tuning=BRISK)
+                        open_node(host, NodeConfig(manifest.run_id, authority.addresses, tuning=BRISK), [schema])
                     )
                 )
             honest = msgspec.structs.replace(record("one"), credential=gates[1].chain)

@@ -17,7 +17,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from cli.progress.kept_home import kept_home
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import Host, open_host
@@ -84,7 +84,9 @@ async def small_run() -> AsyncIterator[tuple[Invite, Manifest, list[Host]]]:
             gate = Gate(host.rpc, manifest, host.identity)
             serve_head_report(host, HeadReport(proved.head, Member(host.peer_id, "s"), "training", proved.links))
             joined = () if host is first else first.addresses
-            node = await stack.enter_async_context(open_node(host, manifest.run_id, [member_schema(gate)], joined))
+            node = await stack.enter_async_context(
+                open_node(host, NodeConfig(manifest.run_id, joined), [member_schema(gate)])
+            )
             role: Any = "coordinator" if host is first else "full"
             record = member_record(
                 host, proved.head, session="s", name=name, role=role, phase="training", joined_at=0.0
@@ -210,7 +212,7 @@ async def test_a_served_model(tmp_path: Path) -> None:
         gate = Gate(host.rpc, manifest, AUTHORITY)
         serve_run_files(host.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
         serve_events(host)
-        node = await stack.enter_async_context(open_node(host, manifest.run_id, [server_schema(gate)]))
+        node = await stack.enter_async_context(open_node(host, NodeConfig(manifest.run_id), [server_schema(gate)]))
         record = server(0, 3, credential=gate.chain)
         await Membership(node, host, SERVERS, servers_key(manifest.run_id), lambda: record).announce()
         with trio.fail_after(300):

@@ -244,12 +244,12 @@ async def test_a_home_without_fetched_states_is_looked_at_once(tmp_path: Path) -
     path.touch()  # behind its back
     await fetched.committed(here, here)
     assert path.exists(), "it was not looked for"
-    with fetched.arriving(b"y" * 32) as (_, kept):
+    with fetched.arriving(b"y" * 32) as files:
         await fetched.committed(here, here)
-        assert not path.exists() and kept == fetched.path_of(b"y" * 32)
-        kept.touch()
+        assert not path.exists() and files.kept == fetched.path_of(b"y" * 32)
+        files.kept.touch()
     await fetched.committed(here, here)
-    assert not kept.exists(), "it arrived, and nothing has led to it"
+    assert not files.kept.exists(), "it arrived, and nothing has led to it"
     path.touch()
     await fetched.committed(here, here)
     assert path.exists(), "none was left"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 import trio
 
-from dht.node import open_node
+from dht.node import NodeConfig, open_node
 from peer.errors import RemoteError
 from peer.net.flow.flow import Flow
 from peer.net.host import Host
@@ -155,7 +155,7 @@ async def test_an_open_client_renews_by_itself(monkeypatch: pytest.MonkeyPatch) 
         Gate(member.rpc, manifest, AUTHORITY)
         serve_run_files(member.rpc, sign_manifest(AUTHORITY, manifest), b"")
         async with (
-            open_node(member, manifest.run_id, [MEMBERS]),
+            open_node(member, NodeConfig(manifest.run_id), [MEMBERS]),
             open_client(invite_to(manifest, member.addresses)) as client,
         ):
             first = member.admissions.ends(client.host.peer_id)

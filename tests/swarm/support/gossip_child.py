@@ -20,7 +20,7 @@ import torch
 import trio
 from safetensors.torch import save_file
 
-from dht.node import Node, open_node
+from dht.node import Node, NodeConfig, open_node
 from optim.codecs import get_codec
 from peer.events import Event, EventLog
 from peer.identity import Identity
@@ -126,7 +126,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
             if event.name in ("gossip_met", "gossip_alone", "exchange_failed", "peer_penalized", "bug"):
                 say({"event": event.name, "at": event.at, **event.fields})
 
-        async with open_node(host, RUN, [MEMBERS], addresses, folder / f"{number}.json") as node:
+        async with open_node(host, NodeConfig(RUN, addresses, folder / f"{number}.json"), [MEMBERS]) as node:
             listener = Neighbourhood(host, node)
             context = GossipContext(
                 me, host, trainer, listener, AdaptiveTimeouts(TIMEOUT_S), snapshots, folder / f"{number}.part"

@@ -16,6 +16,7 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, open_host
 from peer.net.rpc import Buffer, Call
+from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import Fetched, FetchedRanges, fetch_ranges, fetch_state
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.ranges import ByteRange
@@ -48,7 +49,8 @@ class Joiner:
     ) -> Fetched:
         rpc, size_bytes = self.host.rpc, TREE.size_bytes
         with self.events.subscribed(self.seen.append), trio.fail_after(120):
-            return await fetch_state(rpc, donors, root, size_bytes, self.part_file, self.events, certain=certain)
+            holders = Holders(donors, certain)
+            return await fetch_state(rpc, holders, root, size_bytes, self.part_file, self.events)
 
     async def fetch_ranges(self, ranges: Sequence[ByteRange], *donors: Host) -> FetchedRanges:
         names, size_bytes = [self.know(donor) for donor in donors], TREE.size_bytes
