@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
+from peer.bounds import smoothed
 from peer.compute.device import resolve_device
 from peer.errors import CheckpointError, ConfigError
 from peer.footprint.parameters import parameter_shapes
@@ -46,7 +47,6 @@ from peer.ipc.ring import Piece, Ring
 from peer.loading import Loading
 from peer.model.parameter_files import ParameterFiles
 from peer.model.parameter_names import EMBEDDING
-from peer.smoothing import smoothed
 from peer.worker.control_link import ControlLink
 
 _REPORT_S: Final = 0.5

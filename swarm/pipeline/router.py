@@ -20,7 +20,7 @@ from random import Random
 from statistics import median
 from typing import Final
 
-from peer.smoothing import smoothed
+from peer.bounds import smoothed
 
 TIMEOUT_FACTOR: Final = 4.0  # a nested call that times out too early throws away the work of all later stages
 TINY_S: Final = 1e-6  # floor of an expected time, so that every choice advances a runtime

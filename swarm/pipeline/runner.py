@@ -16,10 +16,10 @@ import msgspec
 import trio
 
 from peer import faults
+from peer.bounds import smoothed
 from peer.errors import StageRefused, WorkerError
 from peer.net.rpc import Reply
 from peer.notifier import Notifier
-from peer.smoothing import smoothed
 from peer.worker.stage_client import MicroBatch, MicroBatchSlot
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.duplicate_checks import BACKLOG_S

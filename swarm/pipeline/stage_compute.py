@@ -17,8 +17,8 @@ import torch
 import trio
 from torch import Tensor
 
+from peer.bounds import smoothed
 from peer.errors import ProtocolViolation, StageRefused
-from peer.smoothing import smoothed
 from peer.worker.stage_client import MicroBatch, MicroBatchDone, MicroBatchSlot, StageWorkerGroup
 from swarm.pipeline.activations import ActivationCode, new_payload, view_of
 from swarm.pipeline.config import PipelineSettings

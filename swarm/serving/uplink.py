@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from peer.smoothing import smoothed
+from peer.bounds import smoothed
 
 BUSY_S: Final = 0.5
 """A shorter stretch of sending says nothing of the link: buffers take it."""

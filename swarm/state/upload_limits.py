@@ -17,8 +17,8 @@ from typing import Final
 
 import trio
 
+from peer.bounds import smoothed
 from peer.footprint import kept
-from peer.smoothing import smoothed
 
 BUSY_RETRY_S: Final = 0.25
 BUSY_RETRY_MAX_S: Final = 1.0  # an exchange may end at any moment, and then there is no need to wait

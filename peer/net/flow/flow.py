@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
+from peer.bounds import smoothed
 from peer.buffers import allocate
 from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ConnectionLost, ProtocolViolation
@@ -26,7 +27,6 @@ from peer.net.flow.frames import Frame, FrameBuffer
 from peer.net.limits import ByteBudget
 from peer.net.rate_limit import Meter
 from peer.net.wire import Buffer
-from peer.smoothing import smoothed
 
 BEAT_S: Final = 0.15
 QUIET_S: Final = 0.35  # of silence, before a ping; at least two beats

@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from peer.bounds import finite_loss
+from peer.bounds import finite_loss, smoothed
 from peer.catalogue.happening import LOWER_RATE
 from peer.catalogue.rounds import StepsSkipped
 from peer.errors import Diverged
 from peer.events import EventLog
-from peer.smoothing import smoothed
 
 DIVERGED_ROUNDS: Final = 3
 """Rounds in a row in which this peer could use no step, after which it ends."""
