@@ -41,3 +41,9 @@ AddressesOf = Annotated[dict[Name, Addresses], msgspec.Meta(max_length=MEMBERS_M
 def finite_loss(loss: float | None) -> float | None:
     """Return a loss as a message or an event may carry it: None for NaN, infinity and what is out of its bounds."""
     return loss if loss is not None and abs(loss) <= LOSS_MAX else None
+
+
+def smoothed(old: float | None, new: float, weight: float) -> float:
+    """Return `old` moved towards a new measurement by that share of the difference; the measurement itself if it is the
+    first one (`old` is None)."""
+    return new if old is None else old + weight * (new - old)

@@ -16,7 +16,7 @@ import trio
 from dht.node import Node, NodeConfig, Schema, open_node
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 
 
 class Blob(msgspec.Struct):
@@ -27,7 +27,7 @@ BLOBS = Schema("blob", Blob, ttl_max_s=600.0, size_max=1000, signer=lambda key, 
 
 
 async def start(stack: AsyncExitStack, bootstrap: list[str]) -> tuple[Host, Node]:
-    host = await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=EventLog())))
+    host = await stack.enter_async_context(open_host(identity=Identity.generate(), events=EventLog()))
     node = await stack.enter_async_context(open_node(host, NodeConfig("benchmark", bootstrap), [BLOBS]))
     return host, node
 

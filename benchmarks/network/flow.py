@@ -37,7 +37,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.ipc.ring import Ring
 from peer.net.flow.flow import Flow
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call, Method
 from peer.net.reach import Reach
 
@@ -99,13 +99,13 @@ async def serve(ip: str, bulk: bool) -> None:
     """Answer calls, flows and plain sockets until standard input ends."""
     listener = socket.create_server((ip, 0))
     threading.Thread(target=echo_plain, args=(listener,), daemon=True).start()
-    config = HostConfig(
+    config = open_host(
         identity=Identity.generate(),
         events=EventLog(),
         reach=Reach((f"/ip4/{ip}/tcp/0",)),
         bulk_port=0 if bulk else None,
     )
-    async with open_host(config) as host:
+    async with config as host:
 
         async def echo(call: Call[Note]) -> tuple[Note, memoryview]:
             return call.body, call.payload
@@ -174,8 +174,8 @@ async def timed(
 
 async def caller(address: str, plain: int, ip: str, way: str, messages: int, beside: bool) -> dict[str, Any]:
     """Measure one way to the process at `address`."""
-    own = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
-    async with open_host(own) as host:
+    own = open_host(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
+    async with own as host:
         peer = await host.connect_address(address, timeout_s=60)
 
         async def other() -> float:

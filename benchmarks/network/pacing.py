@@ -32,7 +32,7 @@ from benchmarks.network import flow as messages
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.flow.flow import Flow
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.reach import Reach
 
 SETTLE_S = 8.0
@@ -92,8 +92,8 @@ async def trips(flow: Flow, handler: messages.Handler, seconds: float) -> dict[s
 
 
 async def caller(address: str, ip: str, way: str, seconds: float, drain_port: int) -> dict[str, Any]:
-    own = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
-    async with open_host(own) as host:
+    own = open_host(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
+    async with own as host:
         peer = await host.connect_address(address, timeout_s=60)
         handler = messages.Handler(answers=False)
         host.flows.serve(handler)

@@ -31,7 +31,7 @@ from dataclasses import replace
 from benchmarks.common.options import add_json, write_results
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call, Method
 from peer.net.nat import circuit_relay
 from peer.net.nat.traversal import Traversal
@@ -68,10 +68,10 @@ async def _run_relay(kind: str) -> None:
 
 @asynccontextmanager
 async def _host(*relays: str) -> AsyncIterator[Host]:
-    config = HostConfig(
+    config = open_host(
         identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, relays=relays), bulk_port=None
     )
-    async with open_host(config) as host:
+    async with config as host:
         yield host
 
 

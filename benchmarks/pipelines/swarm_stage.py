@@ -32,7 +32,7 @@ from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
 from peer.model.layout import init_flat, split_flat
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.reach import Reach
 from peer.worker.config import WorkerConfig
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
@@ -113,9 +113,9 @@ async def main() -> None:
     torch.set_num_threads(1)
     setting = SETTINGS[name]
     rules = rules_of(setting, stages)
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
+    config = open_host(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
     async with (
-        open_host(config) as host,
+        config as host,
         open_stage_worker_group(worker_config(setting, stages, index, folder)) as worker_group,
     ):
         await load(setting, worker_group, stages)

@@ -39,7 +39,7 @@ from peer.config import InnerConfig
 from peer.events import Event, EventLog
 from peer.identity import Identity, sign_body
 from peer.model.layout import FlatLayout, TensorSlot
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.reach import Reach
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
@@ -49,7 +49,8 @@ from swarm.protocol.head import Head, Member, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
+from swarm.rounds.context import RoundContext
+from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.outer_state import OuterState
@@ -101,7 +102,7 @@ def diloco_state(numel: int, codec: str, outer: DilocoOuter, folder: Path | None
 class Observer:
     """Hears of commits. Notes the time of each, who was merged, and theta before the last one."""
 
-    def __init__(self, parts: ReplicaParts, rounds: int) -> None:
+    def __init__(self, parts: RoundContext, rounds: int) -> None:
         self.seconds: dict[int, float] = {}  # by round; time.monotonic, the same clock in all processes
         self.merged: dict[int, list[str]] = {}  # by round, but for those whose state was fetched
         self.cpu_s: dict[int, float] = {}  # by round: of this process since its start
@@ -132,7 +133,7 @@ class Observer:
 
 
 async def take_part(
-    driver: ReplicaDriver, parts: ReplicaParts, authority: Identity, rounds: int, nursery: trio.Nursery
+    driver: ReplicaDriver, parts: RoundContext, authority: Identity, rounds: int, nursery: trio.Nursery
 ) -> None:
     """Read the group, then take part in all rounds."""
     with trio.fail_after(START_S):
@@ -166,13 +167,13 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
     log = EventLog()
     listen = (f"/ip4/{os.environ.get('BENCHMARK_LISTEN', '127.0.0.1')}/tcp/0",)
     schedule = replace(SCHEDULE, by_link="BENCHMARK_BY_LINK" in os.environ)
-    config = HostConfig(identity=identity, events=log, reach=Reach(listen))
-    async with open_host(config) as host, trio.open_nursery() as nursery:
+    config = open_host(identity=identity, events=log, reach=Reach(listen))
+    async with config as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         snapshots.serve(host.rpc)
         fault = "BARNRAISE_FAULT" in os.environ or "BENCHMARK_FAULT" in os.environ
         trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if fault else TIMEOUT_S)
-        parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, folder / host.peer_id)
+        parts = RoundContext(host, state, snapshots, trainer, schedule, timeouts, folder / host.peer_id)
         agreement = AgreementConfig(
             genesis=genesis("benchmark", state.tree.root),
             peer=host.peer_id,

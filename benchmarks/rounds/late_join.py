@@ -40,12 +40,13 @@ from optim.algorithms.outer_step import DilocoOuter
 from peer.errors import NetworkError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.membership.proven_heads import ask_proven_heads
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.head import genesis
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.replica_driver import ReplicaParts, restore_replica
+from swarm.rounds.context import RoundContext
+from swarm.rounds.replica_driver import restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.fetch import fetch_state
@@ -83,11 +84,11 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
     authority, identity = Identity.load_or_create(folder / "authority.key"), Identity.generate()
     log = EventLog()
     state = diloco_state(numel, "int8", OUTER)
-    async with open_host(HostConfig(identity=identity, events=log)) as host, trio.open_nursery() as nursery:
+    async with open_host(identity=identity, events=log) as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
         trainer = Pausing(delta_of(number, numel), pause_s)
-        parts = ReplicaParts(host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), folder / host.peer_id)
+        parts = RoundContext(host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), folder / host.peer_id)
         work = work_of(state.strategy, SCHEDULE, lambda head: ROUND_S)
         driver = await restore_replica(parts, config_of(host.peer_id, numel, rounds, folder), work, lambda: ())
         observer = Observer(parts, rounds)
@@ -110,7 +111,7 @@ async def joiner(numel: int, rounds: int, nice: int, folder: Path) -> None:
     dice = random.Random(1)
     fetches: list[dict[str, float]] = []
     next_round = WARM_UP + REST
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         for hello in group:
             host.book.add(hello["peer"], hello["addresses"])
         config = config_of(host.peer_id, numel, rounds, folder)

@@ -32,7 +32,7 @@ from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.state.fetch import fetch_state
 from swarm.state.partial_file import PartFile
 from swarm.state.snapshots import SnapshotStore
@@ -55,7 +55,7 @@ async def serve(numel: int) -> None:
     tree = hash_state(state)
     snapshots = SnapshotStore(tree.size_bytes, 1 << 20)
     snapshots.publish(StateGeneration(dict(zip(("theta", "momentum"), state, strict=True)), tree))
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         snapshots.serve(host.rpc)
         print(json.dumps({"peer": host.peer_id, "addresses": host.addresses}), flush=True)
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
@@ -84,7 +84,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 async def fetch_once(donors: list[dict[str, object]], root: bytes, size_bytes: int, folder: Path) -> dict[str, float]:
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         names = []
         for hello in donors:
             host.book.add(str(hello["peer"]), list(hello["addresses"]))  # type: ignore[call-overload]

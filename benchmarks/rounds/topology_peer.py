@@ -22,7 +22,7 @@ import trio
 from benchmarks.rounds.topology_plans import PartialSum, Plan, Vector, hash_of, plan_of, vector_of
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call, Method
 from peer.net.reach import Reach
 
@@ -154,8 +154,8 @@ class TopologyPeer:
 
 
 async def main(number: int, ip: str) -> None:
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
-    async with open_host(config) as host, trio.open_nursery() as nursery:
+    config = open_host(identity=Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/{ip}/tcp/0",)))
+    async with config as host, trio.open_nursery() as nursery:
         send, lines = trio.open_memory_channel[dict[str, Any]](1)
         peer = TopologyPeer(host, number, lines)
         nursery.start_soon(read_lines, send, nursery.cancel_scope)

@@ -22,7 +22,7 @@ from peer.footprint.layout import Layout
 from peer.footprint.pace import WAITING
 from peer.machine import free_memory_bytes
 from peer.net.address_book import is_circuit
-from peer.net.host import Host, open_host
+from peer.net.host import Host
 from peer.net.nat.reachability import Reachability, probe
 from peer.net.reach import Reach
 from swarm.client.session import RunClient, client_host, open_client
@@ -46,7 +46,7 @@ CLOCK_WARNING_S: Final = 5.0  # records live for 9 s
 async def port_finding(reach: Reach) -> Finding:
     """Check that the addresses can be listened on, and the announced ones can be announced."""
     try:
-        async with open_host(client_host(reach)) as host:
+        async with client_host(reach) as host:
             published = ", published as" if reach.announce else ":"
             return Finding(
                 "port", "ok", f"listening works{published} {', '.join(_bare(a, host) for a in host.addresses)}"
@@ -58,7 +58,7 @@ async def port_finding(reach: Reach) -> Finding:
 async def swarm_findings(config: JoinConfig, kept: Path | None) -> AsyncIterator[Finding]:
     """Check what needs the run's peers, for a peer with this `config`. `kept` is its home if that exists."""
     invite = config.invite
-    async with open_host(client_host(config.reach)) as host:
+    async with client_host(config.reach) as host:
         found = [await _dial_finding(host, address) for address in invite.addresses]
     for finding in judged(found):
         yield finding

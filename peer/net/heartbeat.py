@@ -13,7 +13,6 @@ import math
 import time
 from typing import Final
 
-import msgspec
 import trio
 
 from peer.catalogue.groups import PeerRecovered, PeerSuspect
@@ -21,21 +20,12 @@ from peer.errors import DeadlineExceeded, NetworkError, ProtocolViolation, Remot
 from peer.events import EventLog
 from peer.net.connections import Connections
 from peer.net.limits import NetLimits
-from peer.net.method import Call, Method
+from peer.net.method import Call, Empty, Method
 from peer.net.rate_limit import Meter
 from peer.net.rpc import Rpc
 from peer.notifier import Notifier
 
-
-class Ping(msgspec.Struct, frozen=True):
-    """Asks for a sign of life."""
-
-
-class Pong(msgspec.Struct, frozen=True):
-    """The sign of life."""
-
-
-PING: Final = Method("net/ping", Ping, Pong, access="open", urgent=True)
+PING: Final = Method("net/ping", Empty, Empty, access="open", urgent=True)
 _TICK_S: Final = 0.25
 _REDIAL_S: Final = 3.0
 _STANDSTILL_S: Final = 0.5
@@ -119,7 +109,7 @@ class Heartbeat:
     async def ping(self, peer: str, timeout_s: float) -> bool:
         """Return whether a peer, watched or not, gives a sign of life within that time."""
         try:
-            await self._rpc.call(peer, PING, Ping(), timeout_s=timeout_s)
+            await self._rpc.call(peer, PING, Empty(), timeout_s=timeout_s)
         except (RemoteError, ProtocolViolation):
             return True
         except NetworkError:
@@ -155,7 +145,7 @@ class Heartbeat:
         while True:
             began, lost = trio.current_time(), self._lag.lost_s
             try:
-                await self._rpc.call(peer, PING, Ping(), timeout_s=quiet_s)
+                await self._rpc.call(peer, PING, Empty(), timeout_s=quiet_s)
                 return True
             except DeadlineExceeded:
                 if self._meter.traffic(peer).heard_at >= began:
@@ -172,7 +162,7 @@ class Heartbeat:
         while True:
             lost = self._lag.lost_s
             try:
-                await self._rpc.call(peer, PING, Ping(), timeout_s=_REDIAL_S)
+                await self._rpc.call(peer, PING, Empty(), timeout_s=_REDIAL_S)
                 return True
             except DeadlineExceeded:
                 if not self._slept_since(lost):
@@ -202,5 +192,5 @@ class Heartbeat:
     def _announce(self) -> None:
         self._changed.notify()
 
-    async def _on_ping(self, call: Call[Ping]) -> Pong:
-        return Pong()
+    async def _on_ping(self, call: Call[Empty]) -> Empty:
+        return Empty()

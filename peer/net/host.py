@@ -1,6 +1,6 @@
 """One peer's presence on the network: identity, listening socket, connections, calls, heartbeat.
 
-    async with open_host(HostConfig(identity=identity, events=events)) as host:
+    async with open_host(identity, events) as host:
         peer = await host.connect_address("/ip4/203.0.113.7/tcp/4001/p2p/12D3Koo...", timeout_s=10)
         reply = await host.rpc.call(peer, method, body, payload, timeout_s=30)
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
 from ipaddress import ip_address
 from itertools import islice
 from typing import Any, Final
@@ -57,65 +56,59 @@ if sys.version_info < (3, 11):
 
 _HELLO_S: Final = 10.0
 _GOODBYE_S: Final = 1.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostConfig:
-    """The parts that a host needs to run."""
-
-    identity: Identity
-    events: EventLog
-    reach: Reach = LOCAL
-    upload_bytes_per_s: float | None = None
-    """None for no cap, here and below."""
-    download_bytes_per_s: float | None = None
-    bulk_port: int | None = 0
-    """The port of the bulk transport at the first address of `reach.listen`: 0 for any free one, None for no listener.
-
-    Behind a firewall it should be an open port; if it cannot be reached, payloads take libp2p streams."""
-    limits: NetLimits = field(default_factory=NetLimits)
+_LIMITS: Final = NetLimits()
+Caps = tuple[float | None, float | None]
+"""Of upload and download, in bytes per second; None for no cap."""
 
 
 class Host:
     """A running host. Made by `open_host`."""
 
-    def __init__(self, config: HostConfig, libp2p_host: Any, nursery: trio.Nursery) -> None:
-        self.peer_id: Final = config.identity.peer_id
-        self.identity: Final = config.identity
-        self.events: Final = config.events
+    def __init__(
+        self,
+        identity: Identity,
+        events: EventLog,
+        reach: Reach,
+        caps: Caps,
+        limits: NetLimits,
+        libp2p_host: Any,
+        nursery: trio.Nursery,
+    ) -> None:
+        self.peer_id: Final = identity.peer_id
+        self.identity: Final = identity
+        self.events: Final = events
+        self.reach: Final = reach
         self.libp2p: Final = libp2p_host
         """The underlying py-libp2p host."""
-        self._config = config
+        self._limits = limits
         self._nursery = nursery
         self.admissions: Final = Admissions()
-        upload, download = TokenBucket(config.upload_bytes_per_s), TokenBucket(config.download_bytes_per_s)
+        upload, download = map(TokenBucket, caps)
         self._meter = Meter(upload, download, self.admissions.is_trusted)
-        self.book: Final = AddressBook(config.limits.addresses_per_peer)
-        self._connections = Connections(libp2p_host, self.book, config.limits, self.admissions, nursery)
+        self.book: Final = AddressBook(limits.addresses_per_peer)
+        self._connections = Connections(libp2p_host, self.book, limits, self.admissions, nursery)
         self._turns = turns_of(libp2p_host.get_network())
-        self.rpc: Final = Rpc(
-            self.peer_id, self._connections, config.limits, self._meter, config.events, self.admissions
-        )
+        self.rpc: Final = Rpc(self.peer_id, self._connections, limits, self._meter, events, self.admissions)
         self._watched: dict[str, frozenset[str]] = {}
-        self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, config.limits, config.events)
+        self._heartbeat = Heartbeat(self.rpc, self._connections, self._meter, limits, events)
         self.rpc.register(HELLO, self._on_hello)
         server, meter, ips = self.rpc.server, self._meter, self._connections.remote_ips
         self._bulk = BulkTransport(nursery, self._ask_for_bulk, server, meter, ips, self.admissions, self._turns)
         self.rpc.register(OFFER, self._bulk.offer)
         self._connections.bulk = self._bulk
-        budget = ByteBudget(config.limits.flow_bytes_in_flight, self.admissions)
+        budget = ByteBudget(limits.flow_bytes_in_flight, self.admissions)
         penalize, ping, prefix = self.rpc.server.penalize, self._heartbeat.ping, self.rpc.prefix
         parts = FlowParts(self._meter, budget, self.admissions, penalize, ping, prefix)
         self.flows: Final[Flows] = open_flows(nursery, libp2p_host, self.rpc, self._connections, self._bulk, parts)
-        self.traversal: Final = Traversal(libp2p_host, self._connections, config.reach.relays, config.events)
+        self.traversal: Final = Traversal(libp2p_host, self._connections, reach.relays, events)
         self.traversal.ask_addresses = self._ask_addresses
-        if config.reach.map_port and not config.reach.announce:
+        if reach.map_port and not reach.announce:
             self.traversal.port_to_map = lambda: port_to_map(self.listening())
         self._connections.traversal = self.traversal
         self._connections.on_dialled = lambda peer: nursery.start_soon(self._say_hello, peer)
         gate = inbound_gate(libp2p_host.get_network())
         counted = (self._connections.counts, gate.counts, self._bulk.counts, self.rpc.counts)
-        self.counts: Final = ConnectionCounts(config.events, counted, trio.current_time)
+        self.counts: Final = ConnectionCounts(events, counted, trio.current_time)
         self._connections.on_refused = gate.on_refused = self._bulk.on_refused = self.counts.refuse
         self._greeting: dict[str, trio.Event] = {}
         serve_greeted(libp2p_host.get_network(), GREETING, self._on_greeted_stream)
@@ -124,8 +117,8 @@ class Host:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Full multiaddrs at which other peers can dial us, those through a relay last; as many as others keep."""
-        most, relayed = self._config.limits.addresses_per_peer, self.traversal.addresses
-        direct = self.traversal.direct(self._config.reach.announce, self.listening())
+        most, relayed = self._limits.addresses_per_peer, self.traversal.addresses
+        direct = self.traversal.direct(self.reach.announce, self.listening())
         announced = (*direct[: max(1, most - len(relayed))], *relayed)[:most]
         return tuple(f"{address.removesuffix(f'/p2p/{self.peer_id}')}/p2p/{self.peer_id}" for address in announced)
 
@@ -201,7 +194,7 @@ class Host:
         """
         if peer_id == self.peer_id:
             return
-        told, by, own = list(islice(addresses, self._config.limits.addresses_per_peer)), told_by, told_by == peer_id
+        told, by, own = list(islice(addresses, self._limits.addresses_per_peer)), told_by, told_by == peer_id
         if (known := self.admissions).is_named(by) or (own and known.is_anchor(by)):
             self.book.add(peer_id, told)
         elif not known.guarded or (known.is_trusted(by) if own else known.is_anchor(by) and not self.book.get(peer_id)):
@@ -222,7 +215,7 @@ class Host:
         return within is None or within in {closed_range(own) for own in self._own_ips()}
 
     def _own_ips(self) -> set[str]:
-        ips = (ip_of(address) for address in (*self.listening(), *self._config.reach.announce))
+        ips = (ip_of(address) for address in (*self.listening(), *self.reach.announce))
         return {ip for ip in ips if ip is not None}
 
     async def verify(self, peer_id: str) -> bool:
@@ -263,13 +256,12 @@ class Host:
             nursery.start_soon(self.flows.run)
             nursery.start_soon(self.traversal.run)
 
-    async def listen_bulk(self) -> None:
+    async def listen_bulk(self, port: int) -> None:
         """Open the port of the bulk transport. Raises ResourceError if it is taken."""
-        port = self._config.bulk_port
-        if port is None or not self._config.reach.listen:
+        if not self.reach.listen:
             return
         try:
-            await self._bulk.listen(self._config.reach.listen[0].split("/")[2], port)
+            await self._bulk.listen(self.reach.listen[0].split("/")[2], port)
         except OSError as error:
             problem = f"the bulk port {port} cannot be opened ({error.strerror})"
             raise ResourceError(f"{problem}: choose another, or 0 for any free one") from error
@@ -332,38 +324,48 @@ class Host:
 
 
 @asynccontextmanager
-async def open_host(config: HostConfig) -> AsyncIterator[Host]:
-    """Run a host that listens and answers inside the block.
+async def open_host(
+    identity: Identity,
+    events: EventLog,
+    reach: Reach = LOCAL,
+    *,
+    caps: Caps = (None, None),
+    bulk_port: int | None = 0,
+    limits: NetLimits = _LIMITS,
+) -> AsyncIterator[Host]:
+    """Run a host that listens and answers inside the block. `bulk_port`: the port of the bulk transport at the first
+    address of `reach.listen`: 0 for any free one, None for no listener. Behind a firewall it should be an open port; if
+    it cannot be reached, payloads take libp2p streams.
 
     Raises ConfigError for a bad address and ResourceError for a port that is taken.
     """
     apply_fixes()
-    listen = [listen_address(address) for address in config.reach.listen]
-    announce = [announced_address(address, config.identity.peer_id) for address in config.reach.announce]
-    for relay in config.reach.relays:
+    listen = [listen_address(address) for address in reach.listen]
+    announce = [announced_address(address, identity.peer_id) for address in reach.announce]
+    for relay in reach.relays:
         split_address(relay)  # checked here, where no nursery wraps the error
     failure: BaseException | None = None
     libp2p_host = new_host(
-        key_pair=create_new_key_pair(config.identity.seed),
+        key_pair=create_new_key_pair(identity.seed),
         muxer_preference="YAMUX",
         connection_config=ConnectionConfig(
-            max_connections=config.limits.connections,
-            high_watermark=config.limits.connections,
+            max_connections=limits.connections,
+            high_watermark=limits.connections,
             min_connections=0,
             low_watermark=0,
-            max_connections_per_peer=config.limits.connections_per_peer,
+            max_connections_per_peer=limits.connections_per_peer,
         ),
         announce_addrs=announce or None,
     )
     network: Any = libp2p_host.get_network()
     network.retry_config = RetryConfig(max_retries=0)
     network.auto_connector.maybe_connect = _dial_no_peer
-    for address in config.reach.listen:
+    for address in reach.listen:
         check_port_free(address)
     harden(libp2p_host)
     try:
         async with trio.open_nursery() as nursery:
-            host = Host(config, libp2p_host, nursery)
+            host = Host(identity, events, reach, caps, limits, libp2p_host, nursery)
             async with libp2p_host.run(listen_addrs=listen):
                 missing = [str(address) for address in listen if str(address) not in network.listeners]
                 if missing:
@@ -373,7 +375,8 @@ async def open_host(config: HostConfig) -> AsyncIterator[Host]:
                         accept_in_turn(listener, turns_of(network))
                     nursery.start_soon(host.run)
                     try:
-                        await host.listen_bulk()
+                        if bulk_port is not None:
+                            await host.listen_bulk(bulk_port)
                         yield host
                     except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - raised below, outside the nurseries
                         failure = error

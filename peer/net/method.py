@@ -15,6 +15,11 @@ Req = TypeVar("Req", bound=msgspec.Struct)
 Rep = TypeVar("Rep", bound=msgspec.Struct)
 
 
+class Empty(msgspec.Struct, frozen=True):
+    """The body of a call, or of an answer, that has no fields: the method's name, and the payload if there is one, say
+    all."""
+
+
 @dataclass(frozen=True)
 class Method(Generic[Req, Rep]):
     """A name with typed bodies and payload limits in bytes."""

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 
+from peer.bounds import smoothed
 from peer.compute.device import resolve_device
 from peer.errors import CheckpointError, ConfigError
 from peer.footprint.parameters import parameter_shapes
@@ -160,9 +161,8 @@ class BlockWorker:
 
     def _note(self, step_ms: float, rows: int) -> None:
         """Add a step to the smoothed figures."""
-        weight = _SMOOTHING if self._step_ms else 1.0
-        self._step_ms += weight * (step_ms - self._step_ms)
-        self._rows += weight * (rows - self._rows)
+        self._rows = smoothed(self._rows or None, rows, _SMOOTHING)
+        self._step_ms = smoothed(self._step_ms or None, step_ms, _SMOOTHING)
 
     def _report(self) -> None:
         """Report the load, if it has changed and was not just reported."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from peer.errors import BarnraiseError, ResourceError
 from peer.events import EventLog
 from peer.files import temporary_folder
 from peer.identity import Identity, Signed
-from peer.net.host import Host, HostConfig
+from peer.net.host import Host, open_host
 from peer.net.reach import LOCAL, Reach
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
@@ -88,9 +88,9 @@ class RunClient:
         return found
 
 
-def client_host(reach: Reach) -> HostConfig:
-    """Return the configuration of a host with a new key, and events that go nowhere."""
-    return HostConfig(identity=Identity.generate(), events=EventLog(), reach=reach)
+def client_host(reach: Reach) -> AbstractAsyncContextManager[Host]:
+    """Return a host to open with a new key, and events that go nowhere."""
+    return open_host(Identity.generate(), EventLog(), reach)
 
 
 def _member_schemas(gate: Gate) -> Sequence[Schema[Any]]:
@@ -123,8 +123,8 @@ async def open_client(
 
             return await enter_run(host, invite, own, sign(time.time()), open_any_manifest, sign)
 
-        config = client_host(replace(reach, bootstrap=invite.addresses))
-        async with open_peer(config, own, enter, schemas, is_client=True) as peer, _renewing(peer.run.gate):
+        opening = client_host(replace(reach, bootstrap=invite.addresses))
+        async with open_peer(opening, own, enter, schemas, is_client=True) as peer, _renewing(peer.run.gate):
             yield RunClient(peer.host, peer.node, peer.run.signed, peer.run.manifest, peer.run.tokenizer)
 
 

@@ -144,11 +144,6 @@ class CoordinatedGroup:
         return self._manifest.run.min_peers
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether enough members are connected that the group may need no new term."""
-        return len(self.head.members) - len(self.away) >= self.head.quorum
-
-    @property
     def phase(self) -> str:
         """The coordinator's activity, for display."""
         return self.driver.phase if self.head.members else "waiting for peers"

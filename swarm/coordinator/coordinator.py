@@ -21,7 +21,7 @@ from peer.catalogue.groups import QuorumLost, RunEntered, SecondProcess
 from peer.catalogue.rounds import RunCompleted
 from peer.checkpoint.generation import StateGeneration
 from peer.events import Event, EventLog, Watcher
-from peer.net.host import Host, HostConfig
+from peer.net.host import Host, open_host
 from peer.net.lan.discovery import Lan
 from peer.net.reach import Reach
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
@@ -94,8 +94,7 @@ async def run_coordinator(
     """
     if config.successor is not None:
         enter_home(Home(config.home), config.successor)
-    with open_home(config.home, watch) as opened:
-        home, identity, events = opened.home, opened.identity, opened.events
+    with open_home(config.home, watch) as (home, identity, events):
         if config.successor is not None:
             await take_over(home, config.successor)
         await refuse_second(home, () if config.successor is None else config.successor.addresses)
@@ -119,7 +118,7 @@ async def run_coordinator(
         )
         others = () if config.successor is None else config.successor.others
         reach = replace(config.reach, bootstrap=(*config.reach.bootstrap, *others))
-        host_config = HostConfig(identity=identity, events=events, reach=reach)
+        opening = open_host(identity, events, reach)
         stores = list[SnapshotStore]()
 
         async def enter(host: Host) -> EnteredRun[Manifest]:
@@ -135,7 +134,7 @@ async def run_coordinator(
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
         lan = Lan(manifest.run_id) if reach.lan else None
-        async with open_peer(host_config, home, enter, run_schemas, lan) as peer:
+        async with open_peer(opening, home, enter, run_schemas, lan) as peer:
             await _coordinate(config, disk, home, peer, stores, ready)
 
 

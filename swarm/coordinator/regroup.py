@@ -72,20 +72,19 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
 
     In a run that only the operator continues, members that do not answer may be alive and continue elsewhere: their
     work is then lost. So the operator must name each of them."""
-    config, away = group.driver.config, group.away
-    unnamed = tuple(peer for peer in away if peer not in request.without)
-    if config.mode != "required" and unnamed and not group.may_go_on:
-        alone, connected = len(away) == len(group.head.members), group.connected
-        return GroupOutcome("unnamed", group.stage, group.head.round, away=unnamed, alone=alone, connected=connected)
+    config = group.driver.config
     for event in _DECIDED:
         group.last_told.pop(event, None)
-    group.driver.feed(events.RegroupRequested(request.without, request.readmit, request.undo))
+    all_named = config.mode == "witness"
+    group.driver.feed(events.RegroupRequested(request.without, request.readmit, request.undo, all_named))
     if not await group.told.until(lambda: bool(_DECIDED.keys() & group.last_told), config.ask_s + SPARE_S):
         return GroupOutcome("silent", group.stage, group.head.round, connected=group.connected)
     if not group.head.members:
         return await _beginning(group)
     event = next(event for event in _DECIDED if event in group.last_told)
-    fields, outcome = group.last_told[event], _DECIDED[event]
+    fields = group.last_told[event]
+    unnamed = _names(fields, "away")
+    outcome: Outcome = "unnamed" if unnamed else _DECIDED[event]
     term = _number(fields, "term")
     if outcome == "regrouped":
         await group.told.until(lambda: group.head.term >= term, SPARE_S)
@@ -96,6 +95,8 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
         term,
         _number(fields, "members"),
         str(fields.get("reason", "")),
+        away=unnamed,
+        alone=bool(unnamed) and len(group.away) == len(group.head.members),
         connected=group.connected,
         undone=_number(fields, "undone") if outcome == "would_undo" else 0,
         branches=_names(fields, "branches"),

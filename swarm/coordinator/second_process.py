@@ -18,8 +18,8 @@ from peer.catalogue.groups import SecondProcess
 from peer.errors import BarnraiseError, ProtocolViolation, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity, sign_bytes, verify_bytes
-from peer.net.host import Host, HostConfig, open_host
-from peer.net.method import Call, Method
+from peer.net.host import Host, open_host
+from peer.net.method import Call, Empty, Method
 from swarm.client.session import open_client
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
@@ -39,21 +39,17 @@ class SecondStarted(msgspec.Struct, frozen=True):
     """By that key, over the caller's peer id."""
 
 
-class Noted(msgspec.Struct, frozen=True):
-    """Confirms that the operator is informed."""
-
-
-SECOND: Final = Method("coordinator.second", SecondStarted, Noted, access="open")
+SECOND: Final = Method("coordinator.second", SecondStarted, Empty, access="open")
 
 
 def serve_second(host: Host) -> None:
     """Tell of processes that were started with this host's key. Event: second_process."""
 
-    async def on_second(call: Call[SecondStarted]) -> Noted:
+    async def on_second(call: Call[SecondStarted]) -> Empty:
         if not verify_bytes(host.peer_id, _KIND, call.peer.encode(), call.body.signature):
             raise ProtocolViolation("a process that has not this coordinator's key says that it has")
         host.events.emit(SecondProcess(ip=host.remote_ip(call.peer) or ""))
-        return Noted()
+        return Empty()
 
     host.rpc.register(SECOND, on_second)
 
@@ -68,9 +64,9 @@ async def refuse_second(home: Home, more: Sequence[str] = ()) -> None:
     identity, found = Identity.load_or_create(home.identity), list[str]()
     invite = Invite(open_any_manifest(kept[0]).run_id, identity.peer_id, known[:ADDRESSES_MAX])
     own = f"/p2p/{identity.peer_id}"
-    caller = HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None)
+    caller = open_host(identity=Identity.generate(), events=EventLog(), bulk_port=None)
     with trio.move_on_after(LOOK_S):
-        async with open_host(caller) as host, trio.open_nursery() as nursery:
+        async with caller as host, trio.open_nursery() as nursery:
             dialled = set[str]()
 
             async def dial(address: str) -> None:

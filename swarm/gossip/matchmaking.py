@@ -21,6 +21,7 @@ from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded
 from peer.events import EventLog
 from peer.net.host import Host
+from peer.net.method import Empty
 from peer.net.rpc import Buffer, Call
 from peer.notifier import Notifier
 from swarm.gossip import messages as msg
@@ -204,13 +205,13 @@ class Matchmaker:
             raise
         return msg.Committed(packed.hashes)
 
-    async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[msg.Nothing, Buffer]:
+    async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[Empty, Buffer]:
         ask = call.body
-        return msg.Nothing(), await self._named(ask.meeting, call.peer).serve_slice(ask.half, ask.index)
+        return Empty(), await self._named(ask.meeting, call.peer).serve_slice(ask.half, ask.index)
 
-    async def _on_leave(self, call: Call[msg.Leave]) -> msg.Nothing:
+    async def _on_leave(self, call: Call[msg.Leave]) -> Empty:
         self._named(call.body.meeting, call.peer).left()
-        return msg.Nothing()
+        return Empty()
 
     def _named(self, name: bytes, peer: str) -> PairExchange:
         exchange = self._recent.get(name)

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.bounds import SLICES_MAX, Count, Hash, Seconds
+from peer.net.method import Empty
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
 
@@ -70,10 +71,6 @@ class Leave(msgspec.Struct, frozen=True):
     meeting: Id
 
 
-class AskState(msgspec.Struct, frozen=True):
-    """A request for the answerer's round and the state that it serves."""
-
-
 class StateOffer(msgspec.Struct, frozen=True):
     """The answerer's round, and the state that may be fetched from it."""
 
@@ -82,12 +79,8 @@ class StateOffer(msgspec.Struct, frozen=True):
     """Empty if the answerer serves no state."""
 
 
-class Nothing(msgspec.Struct, frozen=True):
-    """The empty answer."""
-
-
 PROPOSE: Final = Method("gossip.propose", Propose, Answer)
 COMMIT: Final = Method("gossip.commit", Commit, Committed, header_bytes=LARGE_HEADER_BYTES)
-SLICE: Final = Method("gossip.slice", AskSlice, Nothing, reply_payload_max=SLICE_BYTES_MAX)
-LEAVE: Final = Method("gossip.leave", Leave, Nothing)
-OFFER_STATE: Final = Method("gossip.state", AskState, StateOffer)
+SLICE: Final = Method("gossip.slice", AskSlice, Empty, reply_payload_max=SLICE_BYTES_MAX)
+LEAVE: Final = Method("gossip.leave", Leave, Empty)
+OFFER_STATE: Final = Method("gossip.state", Empty, StateOffer)

@@ -18,9 +18,10 @@ import trio
 from peer.catalogue.rounds import FetchedState
 from peer.checkpoint.generation import MemoryRoom, StateGeneration
 from peer.errors import NetworkError
+from peer.net.method import Empty
 from peer.net.rpc import Call, Rpc, ask_each
 from swarm.gossip.context import GossipContext, GossipRules
-from swarm.gossip.messages import OFFER_STATE, AskState, StateOffer
+from swarm.gossip.messages import OFFER_STATE, StateOffer
 from swarm.gossip.pairing import APART_MAX, PeerView, group_round
 from swarm.gossip.replica import Replica
 from swarm.state.fetch import fetch_state
@@ -36,7 +37,7 @@ async def find_donor(rpc: Rpc, others: Mapping[str, PeerView], answer_s: float) 
     of the records is ignored, even if it is the only one. Raises NetworkError if no peer offers a state.
     """
     asked = sample(sorted(others), min(ASKED, len(others)))
-    places = await ask_each(rpc, OFFER_STATE, dict.fromkeys(asked, AskState()), answer_s)
+    places = await ask_each(rpc, OFFER_STATE, dict.fromkeys(asked, Empty()), answer_s)
     under_way = {peer: seen for peer, seen in others.items() if seen.round > 0}  # newcomers' rounds say nothing
     newest = (group_round(under_way) or 0) + AHEAD_MAX
     offers = {peer: place for peer, place in places.items() if place.state_hash and place.round <= newest}
@@ -95,5 +96,5 @@ class GossipStateServer:
             return self._rules.authority, StateOffer(0, self._rules.genesis)
         return await find_donor(self._context.host.rpc, others, self._context.timeouts.answer_s)
 
-    async def _on_place(self, call: Call[AskState]) -> StateOffer:
+    async def _on_place(self, call: Call[Empty]) -> StateOffer:
         return self._place

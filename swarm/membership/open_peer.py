@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic
@@ -11,7 +11,7 @@ from typing import Any, Generic
 from dht.node import Node, NodeConfig, Schema, open_node
 from peer.events import EventLog, Watcher
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host
 from peer.net.lan.discovery import Lan, on_lan
 from swarm.membership.reachability import serve_dial_back
 from swarm.membership.told_events import serve_events
@@ -24,22 +24,14 @@ Schemas = Callable[[Gate], Sequence[Schema[Any]]]
 """Returns the kinds of records that the peers of a run publish."""
 
 
-@dataclass(frozen=True)
-class OpenHome:
-    """A home that is locked for this process, with the key and the event log in it."""
-
-    home: Home
-    identity: Identity
-    events: EventLog
-
-
 @contextmanager
-def open_home(path: Path, watch: Watcher | None = None) -> Iterator[OpenHome]:
-    """Lock a home inside the block; `watch` gets every event. Raises ResourceError, IdentityError."""
+def open_home(path: Path, watch: Watcher | None = None) -> Iterator[tuple[Home, Identity, EventLog]]:
+    """Lock a home for this process inside the block; yields it, and the key and the event log in it. `watch` gets every
+    event. Raises ResourceError, IdentityError."""
     home = Home(path)
     with home.locked():
         events = EventLog(home.events, watch=watch)
-        yield OpenHome(home, Identity.load_or_create(home.identity), events)
+        yield home, Identity.load_or_create(home.identity), events
 
 
 @dataclass(frozen=True)
@@ -53,26 +45,28 @@ class OpenPeer(Generic[ManifestT]):
 
 @asynccontextmanager
 async def open_peer(
-    config: HostConfig,
+    opening: AbstractAsyncContextManager[Host],
     home: Home,
     enter: Callable[[Host], Awaitable[EnteredRun[ManifestT]]],
     schemas: Schemas,
     lan: Lan | None = None,
     is_client: bool = False,
 ) -> AsyncIterator[OpenPeer[ManifestT]]:
-    """Be a peer of a run inside the block. `enter` finds the run's rules and guards the host by its gate: by an invite
-    (`enter_run`) or, at the peer that creates the run, from its home. `schemas`: of the records to keep and read. `lan`
-    finds peers on the local network. A client serves nothing, and has no use for a node that reaches no peer.
+    """Be a peer of a run inside the block. `opening`: by `open_host`. `enter` finds the run's rules and guards the host
+    by its gate: by an invite (`enter_run`) or, at the peer that creates the run, from its home. `schemas`: of the
+    records to keep and read. `lan` finds peers on the local network. A client serves nothing, and has no use for a node
+    that reaches no peer.
 
     Raises what `open_host` and `enter` raise; DialError if a client reaches no peer.
     """
-    async with open_host(config) as host, on_lan(lan, host):
+    async with opening as host, on_lan(lan, host):
         run = await enter(host)
         if not is_client:
             serve_run_files(host.rpc, run.signed, run.tokenizer)
             serve_dial_back(host)
             serve_events(host)
-        met, known = None if lan is None else lan.met, config.reach.bootstrap
-        node_config = NodeConfig(run.manifest.run_id, known, home.addresses, is_client, met=met)
-        async with open_node(host, node_config, schemas(run.gate)) as node:
+        met, known, run_id = None if lan is None else lan.met, host.reach.bootstrap, run.manifest.run_id
+        async with open_node(
+            host, NodeConfig(run_id, known, home.addresses, is_client, met=met), schemas(run.gate)
+        ) as node:
             yield OpenPeer(host, run, node)

@@ -21,12 +21,11 @@ from peer.catalogue.stages import TextFed
 from peer.errors import NetworkError, ProtocolViolation
 from peer.events import EventLog
 from peer.net.host import Host
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from peer.net.rpc import Rpc
 from swarm.pipeline.config import PipelineSettings
 from swarm.pipeline.messages import TOKEN_BYTES, AskTokens, feed_samples_max, tokens_method
 from swarm.protocol.ledger import Range
-from swarm.protocol.messages import Done
 
 FEED_S: Final = 5.0
 COOLDOWN_S: Final = 10.0  # for which a feeder that failed is not asked
@@ -72,14 +71,14 @@ def serve_tokens(
     """Register the handler of TOKENS, which reads with `read`. `note(peer, samples)` is called for each answer."""
     most = feed_samples_max(settings)
 
-    async def on_tokens(call: Call[AskTokens]) -> tuple[Done, memoryview]:
+    async def on_tokens(call: Call[AskTokens]) -> tuple[Empty, memoryview]:
         sizes = [last - first for first, last in call.body.ranges]
         samples = sum(sizes)
         if call.body.run_id != settings.run_id or min(sizes, default=0) <= 0 or samples > most:
             raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {most} of this run")
         tokens = await trio.to_thread.run_sync(read, call.body.ranges)
         note(call.peer, samples)
-        return Done(), tokens.numpy().astype("<u4").data
+        return Empty(), tokens.numpy().astype("<u4").data
 
     rpc.register(tokens_method(settings), on_tokens)
 

@@ -19,12 +19,12 @@ import msgspec
 
 from peer.bounds import Hash, Loss, Name, Number, Seconds
 from peer.identity import Signed
+from peer.net.method import Empty
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.config import PipelineSettings
 from swarm.protocol.ledger import Range
-from swarm.protocol.messages import Done
 from swarm.protocol.plan import RANGES_MAX
 
 SAMPLE_RANGES_MAX: Final = 4096
@@ -154,7 +154,7 @@ RECEIPT: Final = Method("pipeline.receipt", AskReceipt, Receipt, header_bytes=RA
 IS_COUNTED: Final = Method("pipeline.is_counted", IsCountedQuery, IsCountedReply, header_bytes=RANGES_HEADER_BYTES)
 STILL_WAITING: Final = Method("pipeline.still_waiting", StillWaitingQuery, StillWaitingReply)
 COUNTED: Final = Method("pipeline.counted", AskCounted, Counted, header_bytes=LARGE_HEADER_BYTES)
-REDISPATCH: Final = Method("pipeline.redispatch", Redispatch, Done, header_bytes=RANGES_HEADER_BYTES)
+REDISPATCH: Final = Method("pipeline.redispatch", Redispatch, Empty, header_bytes=RANGES_HEADER_BYTES)
 
 
 def forward_method(settings: PipelineSettings) -> Method[ForwardRequest, ForwardReply]:
@@ -168,11 +168,11 @@ def forward_method(settings: PipelineSettings) -> Method[ForwardRequest, Forward
     )
 
 
-def tokens_method(settings: PipelineSettings) -> Method[AskTokens, Done]:
+def tokens_method(settings: PipelineSettings) -> Method[AskTokens, Empty]:
     return Method(
         "pipeline.tokens",
         AskTokens,
-        Done,
+        Empty,
         reply_payload_max=token_bytes(feed_samples_max(settings), settings.seq_len),
         header_bytes=RANGES_HEADER_BYTES,
     )

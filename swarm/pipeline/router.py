@@ -20,6 +20,8 @@ from random import Random
 from statistics import median
 from typing import Final
 
+from peer.bounds import smoothed
+
 TIMEOUT_FACTOR: Final = 4.0  # a nested call that times out too early throws away the work of all later stages
 TINY_S: Final = 1e-6  # floor of an expected time, so that every choice advances a runtime
 CLAIM_MAX: Final = 4.0  # a replica that we have not measured counts as at most this many times as fast as the median
@@ -105,7 +107,7 @@ class ReplicaRouter:
         if known is None or not all(math.isfinite(x) and x >= 0 for x in (queue, service_s, link_s)):
             return
         known.stated_s = service_s + link_s
-        known.wait_s += self.config.smoothing * (queue * service_s - known.wait_s)
+        known.wait_s = smoothed(known.wait_s, queue * service_s, self.config.smoothing)
 
     # What happened to a micro-batch
 
@@ -137,15 +139,15 @@ class ReplicaRouter:
         here_s = answer_s - _between(downstream_s, answer_s)
         waited_s = _between(queued_s, here_s)
         alpha = self.config.smoothing
-        known.wait_s += alpha * (waited_s - known.wait_s)
-        known.own_s = _blend(known.own_s, (here_s - waited_s) / work, alpha)
+        known.wait_s = smoothed(known.wait_s, waited_s, alpha)
+        known.own_s = smoothed(known.own_s, (here_s - waited_s) / work, alpha)
         # The estimators of RFC 6298, TCP's retransmission timeout.
         per_unit_s = answer_s / work
         if known.answer_s is None:
             known.answer_deviation_s = per_unit_s / 2
         else:
-            known.answer_deviation_s += (abs(per_unit_s - known.answer_s) - known.answer_deviation_s) / 4
-        known.answer_s = _blend(known.answer_s, per_unit_s, 1 / 8)
+            known.answer_deviation_s = smoothed(known.answer_deviation_s, abs(per_unit_s - known.answer_s), 1 / 4)
+        known.answer_s = smoothed(known.answer_s, per_unit_s, 1 / 8)
         known.failures = 0
         known.penalty = max(1.0, known.penalty / 2)
         if known.probing:
@@ -272,10 +274,6 @@ class ReplicaRouter:
 def _timeout_s(known: _Replica) -> float:
     assert known.answer_s is not None
     return TIMEOUT_FACTOR * known.answer_s + 4 * known.answer_deviation_s
-
-
-def _blend(old: float | None, new: float, alpha: float) -> float:
-    return new if old is None else old + alpha * (new - old)
 
 
 def _between(value: float, most: float) -> float:

@@ -16,6 +16,7 @@ import msgspec
 import trio
 
 from peer import faults
+from peer.bounds import smoothed
 from peer.errors import StageRefused, WorkerError
 from peer.net.rpc import Reply
 from peer.notifier import Notifier
@@ -137,8 +138,7 @@ class MicroBatchRunner:
             done.append(result.done)
         if result.done:
             self.compute.served(task)
-            weight = SMOOTHING if self.answer_s else 1.0
-            self.answer_s += (trio.current_time() - started - self.answer_s) * weight
+            self.answer_s = smoothed(self.answer_s or None, trio.current_time() - started, SMOOTHING)
         return result
 
     async def evaluate(self, task: MicroBatchTask) -> MicroBatchResult:

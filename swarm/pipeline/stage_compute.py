@@ -17,6 +17,7 @@ import torch
 import trio
 from torch import Tensor
 
+from peer.bounds import smoothed
 from peer.errors import ProtocolViolation, StageRefused
 from peer.worker.stage_client import MicroBatch, MicroBatchDone, MicroBatchSlot, StageWorkerGroup
 from swarm.pipeline.activations import ActivationCode, new_payload, view_of
@@ -128,7 +129,7 @@ class StageCompute:
         """Note the times of a micro-batch that went through."""
         self._served += 1
         if self._served > COLD:
-            self.service_s += (task.own_s - self.service_s) * max(SMOOTHING, 1 / (self._served - COLD))
+            self.service_s = smoothed(self.service_s, task.own_s, max(SMOOTHING, 1 / (self._served - COLD)))
 
     def read_tokens(self, payload: memoryview, batch: int, length: int) -> Tensor:
         """Return (B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""

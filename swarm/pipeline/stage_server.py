@@ -13,7 +13,7 @@ from typing import Final, Protocol
 from peer.catalogue.stages import PipelineLost
 from peer.errors import ProtocolViolation
 from peer.net.host import Host
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from peer.worker.stage_client import StageWorkerGroup
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import LoadReport, PipelineSettings, ReplicasOf
@@ -41,7 +41,6 @@ from swarm.pipeline.sender import Sender
 from swarm.pipeline.stage_compute import StageCompute
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count
-from swarm.protocol.messages import Done
 
 
 class StageListener(Protocol):
@@ -217,7 +216,7 @@ class StageServer:
         dispatching = self._listener.dispatching() if call.body.group == self._group else ()
         return Counted(self.accounting.counted if here else (), dispatching[:SAMPLE_RANGES_MAX])
 
-    async def _on_redispatch(self, call: Call[Redispatch]) -> Done:
+    async def _on_redispatch(self, call: Call[Redispatch]) -> Empty:
         size, ranges = self.settings.micro_batch, call.body.ranges
         if any(first >= end or first % size or end % size for first, end in ranges):
             raise ProtocolViolation(f"samples {ranges[:4]} are no whole micro-batches of {size}")
@@ -226,10 +225,10 @@ class StageServer:
                 f"a redispatch of {count(ranges)} samples: at most {SAMPLE_RANGES_MAX} micro-batches"
             )
         if call.body.group != self._group:
-            return Done()
+            return Empty()
         if not self.settings.synchronous:
             if merged := self.accounting.merged(ranges):
                 self._listener.redispatch(merged, call.body.epoch)
         elif self.accounting.in_batch(ranges, call.body.epoch):
             self._listener.redispatch(ranges, call.body.epoch)
-        return Done()
+        return Empty()

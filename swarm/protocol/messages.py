@@ -8,6 +8,7 @@ import msgspec
 
 from optim.bundles import BUNDLES_MAX
 from peer.bounds import SLICES_MAX, Count, Hash, Name, Text
+from peer.net.method import Empty
 from peer.net.rpc import Method
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement.proof import HeadProof
@@ -20,10 +21,6 @@ SLICE_BYTES_MAX: Final = 9 << 20  # one slice at 32 bits a value, with room for 
 
 
 SliceHashes = Annotated[tuple[Hash, ...], msgspec.Meta(max_length=BUNDLE_SLICES_MAX)]
-
-
-class Done(msgspec.Struct, frozen=True):
-    """An empty answer."""
 
 
 class SliceOf(msgspec.Struct, frozen=True):
@@ -87,10 +84,6 @@ class HeadPage(msgspec.Struct, frozen=True):
     heads: Annotated[tuple[Head, ...], msgspec.Meta(max_length=HEADS_MAX)]
 
 
-class AskJudged(msgspec.Struct, frozen=True):
-    """A request for the members that the receiver has judged by the loss."""
-
-
 class JudgedPeers(msgspec.Struct, frozen=True):
     """Whose updates make the loss worse, as the sender has measured: its word, which nothing proves."""
 
@@ -100,12 +93,12 @@ class JudgedPeers(msgspec.Struct, frozen=True):
     """Found so again: the sender leaves them out of the rounds that it leads."""
 
 
-CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
-RELAY: Final = Method("exchange.relay", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
-RESULT: Final = Method("exchange.result", SliceOf, Done, request_payload_max=SLICE_BYTES_MAX)
-FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Done, reply_payload_max=SLICE_BYTES_MAX)
+CONTRIBUTION: Final = Method("exchange.contribution", SliceOf, Empty, request_payload_max=SLICE_BYTES_MAX)
+RELAY: Final = Method("exchange.relay", SliceOf, Empty, request_payload_max=SLICE_BYTES_MAX)
+RESULT: Final = Method("exchange.result", SliceOf, Empty, request_payload_max=SLICE_BYTES_MAX)
+FETCH_RESULT: Final = Method("exchange.fetch", SliceOf, Empty, reply_payload_max=SLICE_BYTES_MAX)
 SHOW: Final = Method("exchange.show", SliceOf, ShownSlice, reply_payload_max=SLICE_BYTES_MAX)
-ACCUSE: Final = Method("exchange.accuse", SliceOf, Done)
+ACCUSE: Final = Method("exchange.accuse", SliceOf, Empty)
 HEAD_REPORT: Final = Method("run.head", AskHead, HeadReport, access="client", header_bytes=LARGE_HEADER_BYTES)
 HEADS: Final = Method("run.heads", AskHeads, HeadPage, access="client", header_bytes=LARGE_HEADER_BYTES)
-JUDGED: Final = Method("run.judged", AskJudged, JudgedPeers, access="client")
+JUDGED: Final = Method("run.judged", Empty, JudgedPeers, access="client")

@@ -31,7 +31,7 @@ DONORS_MAX: Final = 3
 CALL_S: Final = 15.0
 MOVED_S: Final = 5.0  # for the node to take a replayed head
 
-Moved = Callable[[bytes, float], Awaitable[Head]]
+Arrival = Callable[[bytes, float], Awaitable[Head]]
 """Wait until the replica is at the state with that hash, at most this many seconds; return its head."""
 
 
@@ -51,7 +51,7 @@ class CatchUp:
         self.download_bytes_s = 0.0
         """Measured; 0 while unknown."""
 
-    async def fetch(self, action: Fetch, mine: Head, moved: Moved) -> bool:
+    async def fetch(self, action: Fetch, mine: Head, moved: Arrival) -> bool:
         """Bring the state here; return whether it is. `mine`: where this replica stands."""
         began, ok, replayed = trio.current_time(), False, False
         try:
@@ -71,7 +71,7 @@ class CatchUp:
 
     # -- results -------------------------------------------------------------------------------------------------------
 
-    async def _replay(self, action: Fetch, mine: Head, moved: Moved) -> bool:
+    async def _replay(self, action: Fetch, mine: Head, moved: Arrival) -> bool:
         """Apply the results of the missed rounds one by one. The node moves along with each."""
         for _ in range(ROUNDS_MAX):
             leads_to = await self._one_round(mine, action.holders)

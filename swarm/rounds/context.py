@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
 
 from peer.events import EventLog
 from peer.identity import Identity
@@ -15,12 +17,13 @@ from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
 
+UNKNOWN: Final = Member("", "")
+
 
 @dataclass(frozen=True)
 class RoundContext:
     """One member of a group: its network host, its state and its trainer."""
 
-    me: Member
     host: Host
     state: OuterState
     snapshots: SnapshotStore
@@ -28,7 +31,14 @@ class RoundContext:
     trainer: Trainer
     schedule: RoundSchedule
     timeouts: AdaptiveTimeouts
-    links: LinkRates
+    folder: Path
+    """Where records, results and partial fetches lie."""
+    me: Member = UNKNOWN
+    """This peer as a voter. `restore_replica` finds its incarnation in the records."""
+    links: LinkRates = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "links", LinkRates(self.host))
 
     @property
     def identity(self) -> Identity:

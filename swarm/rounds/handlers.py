@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from peer.errors import InOtherGroup, RoundDiscarded
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from peer.net.rpc import Buffer, Rpc
 from swarm.protocol.messages import (
     CONTRIBUTION,
@@ -16,7 +16,6 @@ from swarm.protocol.messages import (
     RESULT,
     AskHead,
     AskHeads,
-    Done,
     HeadPage,
     HeadReport,
     SliceOf,
@@ -29,12 +28,12 @@ from swarm.rounds.replica_actor import ReplicaActor
 def serve_agreement(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> None:
     """Hand messages to the nodes of the groups that they name."""
 
-    async def on_message(call: Call[MessageBatch]) -> Done:
+    async def on_message(call: Call[MessageBatch]) -> Empty:
         driver = drivers().get(call.body.group)
         if driver is None:
             raise InOtherGroup
         await driver.take(call.peer, call.body.messages)
-        return Done()
+        return Empty()
 
     rpc.register(AGREE, on_message)
 
@@ -81,27 +80,27 @@ class SliceHandlers:
         exchange = await self._actor.exchange_named(asked.key, peer)
         exchange.expect_result(asked, peer, size_bytes)
 
-    async def _on_contribution(self, call: Call[SliceOf]) -> Done:
+    async def _on_contribution(self, call: Call[SliceOf]) -> Empty:
         exchange = await self._actor.exchange_named(call.body.key, call.peer)
         await exchange.take_contribution(call.body, call.peer, call.payload)
-        return Done()
+        return Empty()
 
-    async def _on_relay(self, call: Call[SliceOf]) -> Done:
+    async def _on_relay(self, call: Call[SliceOf]) -> Empty:
         exchange = await self._actor.exchange_named(call.body.key, call.peer)
         await exchange.pass_on(call.body.index, call.peer, call.payload)
-        return Done()
+        return Empty()
 
-    async def _on_result(self, call: Call[SliceOf]) -> Done:
+    async def _on_result(self, call: Call[SliceOf]) -> Empty:
         exchange = await self._actor.exchange_named(call.body.key, call.peer)
         await exchange.take_result(call.body.index, call.payload)
-        return Done()
+        return Empty()
 
-    async def _on_fetch(self, call: Call[SliceOf]) -> tuple[Done, Buffer]:
+    async def _on_fetch(self, call: Call[SliceOf]) -> tuple[Empty, Buffer]:
         key, index = call.body.key, call.body.index
         exchange = self._actor.exchanges.get(key)
         if exchange is not None and index in exchange.results:
-            return Done(), exchange.results[index][1]
+            return Empty(), exchange.results[index][1]
         part = self._actor.builder.part(key, index)
         if part is None:
             raise RoundDiscarded("this peer does not have that result")
-        return Done(), part
+        return Empty(), part

@@ -7,10 +7,9 @@ from typing import Annotated, Final
 import msgspec
 
 from peer.bounds import Name
-from peer.net.method import Method
+from peer.net.method import Empty, Method
 from peer.net.wire import LARGE_HEADER_BYTES
 from swarm.protocol.agreement.messages import Message
-from swarm.protocol.messages import Done
 
 MESSAGES_MAX: Final = 16
 
@@ -23,5 +22,5 @@ class MessageBatch(msgspec.Struct, frozen=True):
     messages: Annotated[tuple[Message, ...], msgspec.Meta(max_length=MESSAGES_MAX)]
 
 
-AGREE: Final = Method("agreement.messages", MessageBatch, Done, header_bytes=LARGE_HEADER_BYTES)
+AGREE: Final = Method("agreement.messages", MessageBatch, Empty, header_bytes=LARGE_HEADER_BYTES)
 BATCH_BYTES_MAX: Final = LARGE_HEADER_BYTES - (4 << 10)  # room for the rest of a header

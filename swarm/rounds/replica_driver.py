@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 import trio
 
 from peer.errors import BarnraiseError
 from peer.events import EventLog
-from peer.net.host import Host
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.work import Work
 from swarm.protocol.head import Head, Member
 from swarm.protocol.plan import WorkPlan
-from swarm.protocol.round_schedule import RoundSchedule
-from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
-from swarm.rounds.exchange.link_rates import LinkRates
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import NO_OPTIONS, DriverOptions, GroupDriver
 from swarm.rounds.handlers import SliceHandlers, serve_agreement, serve_heads
@@ -30,30 +25,14 @@ from swarm.rounds.result_log import LoggedResult, ResultLog, path_between, reach
 from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.fetch import Fetched
 from swarm.state.outer_state import OuterState
-from swarm.state.snapshots import SnapshotStore
-
-
-@dataclass(frozen=True)
-class ReplicaParts:
-    """The parts of a replica. `folder` holds its records, results and partial fetches."""
-
-    host: Host
-    state: OuterState
-    snapshots: SnapshotStore
-    trainer: Trainer
-    schedule: RoundSchedule
-    timeouts: AdaptiveTimeouts
-    folder: Path
 
 
 class ReplicaDriver:
     """Takes part in a group's agreement with weights and a trainer. `restore_replica` opens one."""
 
-    def __init__(
-        self, parts: ReplicaParts, group: GroupDriver, actor: ReplicaActor, log: ResultLog, fetched: FetchedStates
-    ) -> None:
+    def __init__(self, group: GroupDriver, actor: ReplicaActor, log: ResultLog, fetched: FetchedStates) -> None:
         self.group, self.actor, self.log, self.fetched = group, actor, log, fetched
-        self._parts = parts
+        self._context = actor.context
 
     @property
     def head(self) -> Head:
@@ -86,16 +65,16 @@ class ReplicaDriver:
 
     async def until_round(self, number: int) -> None:
         """Wait until this replica has committed that round, or a later one, and `listener.committed` has returned."""
-        while self.actor.told.round < number or self.head.state_hash != self._parts.state.tree.root:
+        while self.actor.told.round < number or self.head.state_hash != self._context.state.tree.root:
             await self.actor.committed.wait(1.0)
 
     async def run(self) -> None:
         """Take part until cancelled."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.group.run, self.actor)
-            if self._parts.schedule.synchronous:
+            if self._context.schedule.synchronous:
                 plan = lambda: self.actor.training.plan  # noqa: E731
-                nursery.start_soon(gather_batches, self.group, self._parts.trainer, plan)
+                nursery.start_soon(gather_batches, self.group, self._context.trainer, plan)
 
     def checkpointed(self, head: Head, base: bytes) -> None:
         """Delete the files that led to a head now covered by a checkpoint on disk; `base`: `fetched.base` when it was
@@ -105,7 +84,7 @@ class ReplicaDriver:
 
 
 async def restore_replica(
-    parts: ReplicaParts,
+    context: RoundContext,
     config: AgreementConfig,
     work: Work,
     known_peers: Callable[[], Iterable[str]],
@@ -113,25 +92,25 @@ async def restore_replica(
 ) -> ReplicaDriver:
     """Return a replica that stands where its disk leads. It answers other peers from now on. The node comes first: its
     records say to which state the results on disk have to lead."""
-    host, state, schedule = parts.host, parts.state, parts.schedule
-    log = ResultLog(parts.folder / "results")
-    fetched = FetchedStates(parts.folder, state.size_bytes, len(state.tensors))
-    results = await trio.to_thread.run_sync(log.load)
-    found = DiskStates(state, results, await trio.to_thread.run_sync(fetched.load, host.events))
-    records, options = RecordFiles(parts.folder / "agreement"), replace(options, states=found.hashes)
-    group = GroupDriver(host, config, work, records, parts.timeouts, known_peers, options)
-    measured = parts.timeouts, LinkRates(host)
-    context = RoundContext(group.me, host, state, parts.snapshots, parts.trainer, schedule, *measured)
+    host, state = context.host, context.state
+    log = ResultLog(context.folder / "results")
+    fetched = FetchedStates(context.folder, state.size_bytes, len(state.tensors))
+    found = DiskStates(state, log, fetched, host.events)
+    await trio.to_thread.run_sync(found.load)
+    records, options = RecordFiles(context.folder / "agreement"), replace(options, states=found.hashes)
+    group = GroupDriver(host, config, work, records, context.timeouts, known_peers, options)
+    context = replace(context, me=group.me)
     builder = StateBuilder(context, log)
-    for missing in await Restorer(found, builder, log, fetched, host.events).restore(group.head):
+    for missing in await found.restore(group.head, builder):
         group.feed(events.StateFetched(missing, False))
-    coding = await trio.to_thread.run_sync(state.strategy.coding, schedule.round_info(group.head), state.tensors)
+    round_info = context.schedule.round_info(group.head)
+    coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
     builder.publish(group.head)
     actor = ReplicaActor(context, group.head, coding, builder, fetched, group)
     SliceHandlers(host.rpc, actor)
     serve_agreement(host.rpc, lambda: {group.group: group})
     serve_heads(host.rpc, lambda: {group.group: group})
-    return ReplicaDriver(parts, group, actor, log, fetched)
+    return ReplicaDriver(group, actor, log, fetched)
 
 
 async def gather_batches(
@@ -167,35 +146,29 @@ async def gather_batches(
             nursery.cancel_scope.cancel()
 
 
-@dataclass(frozen=True)
 class DiskStates:
     """The states that a disk holds: the checkpoint, which `state` was loaded from, those that were fetched whole, and
-    those that results lead to from these."""
+    those that results lead to from these. A result that is damaged is forgotten, with an event."""
 
-    state: OuterState
-    results: dict[bytes, LoggedResult]
-    """By the state that they lead to; unchecked."""
-    whole: Sequence[Fetched]
+    def __init__(self, state: OuterState, log: ResultLog, fetched: FetchedStates, events: EventLog) -> None:
+        self._state, self._log, self._fetched, self._events = state, log, fetched, events
+        self._results: dict[bytes, LoggedResult] = {}  # by the state that they lead to; unchecked
+        self._whole: Sequence[Fetched] = ()
+
+    def load(self) -> None:
+        """Look what is there. Blocks."""
+        self._results, self._whole = self._log.load(), self._fetched.load(self._events)
 
     @property
     def hashes(self) -> list[bytes]:
-        bases = [self.state.tree.root, *(one.tree.root for one in self.whole)]
-        return list(dict.fromkeys(name for base in bases for name in reachable(self.results, base)))
+        bases = [self._state.tree.root, *(one.tree.root for one in self._whole)]
+        return list(dict.fromkeys(name for base in bases for name in reachable(self._results, base)))
 
-
-class Restorer:
-    """Applies what was found on disk. A result that is damaged is forgotten, with an event."""
-
-    def __init__(
-        self, found: DiskStates, builder: StateBuilder, log: ResultLog, fetched: FetchedStates, events: EventLog
-    ) -> None:
-        self._found, self._builder, self._log, self._fetched, self._events = found, builder, log, fetched, events
-
-    async def restore(self, head: Head) -> list[bytes]:
+    async def restore(self, head: Head, builder: StateBuilder) -> list[bytes]:
         """Bring the state to that of `head`, as far as results lead there, from the checkpoint or one of the states
         that were fetched whole. Offer those that come next. Return the states that are not here after all."""
-        state, results, whole = self._found.state, self._found.results, self._found.whole
-        told, logged = self._found.hashes, len(results)
+        state, results, whole = self._state, self._results, self._whole
+        told, logged = self.hashes, len(results)
         for base in (None, *whole):
             root = state.tree.root if base is None else base.tree.root
             path = path_between(results, root, head.state_hash)
@@ -205,16 +178,16 @@ class Restorer:
                 state.replace(base.tensors, base.tree)
                 self._fetched.base = root
             for result in path:
-                if not await self._is_whole(result, self._builder.advance):
+                if not await self._is_whole(result, builder.advance):
                     break
             if state.tree.root == head.state_hash:
                 break
         for result in list(results.values()):
             if result.before.state_hash == state.tree.root == head.state_hash:
-                await self._is_whole(result, self._builder.follow)
+                await self._is_whole(result, builder.follow)
         ahead = next((one for one in whole if one.tree.root not in (self._fetched.base, state.tree.root)), None)
         if ahead is not None:
-            self._builder.offer_fetched(ahead)
+            builder.offer_fetched(ahead)
         here = {*reachable(results, state.tree.root), *([ahead.tree.root] if ahead is not None else [])}
         return [name for name in told if name not in here] if whole or len(results) < logged else []
 
@@ -228,5 +201,5 @@ class Restorer:
             reason = str(error)
         self._events.emit("results_damaged", round=result.before.round + 1, reason=reason)
         await trio.to_thread.run_sync(self._log.forget, result.leads_to)
-        del self._found.results[result.leads_to]
+        del self._results[result.leads_to]
         return False

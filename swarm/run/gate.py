@@ -30,6 +30,7 @@ from peer.bounds import MEMBERS_MAX
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, public_key_of, sign_bytes, verify_bytes
+from peer.net.method import Empty
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
 from swarm.run.credentials import Chain, Rights, judge
@@ -78,28 +79,18 @@ class Proof(msgspec.Struct, frozen=True):
     signature: Signature
 
 
-class Proved(msgspec.Struct, frozen=True):
-    """Says that the dialler is admitted."""
-
-
-class BansWanted(msgspec.Struct, frozen=True):
-    """A ban list as the payload, or a request for the callee's if there is none."""
-
-
-class BansSent(msgspec.Struct, frozen=True):
-    """The callee's ban list is the payload; empty if the caller's is no older."""
-
-
 ENTER: Final = Method("run.enter", Entry, EntryReply, access="open", urgent=True)
-PROVE: Final = Method("run.prove", Proof, Proved, access="open", urgent=True)
+PROVE: Final = Method("run.prove", Proof, Empty, access="open", urgent=True)
 BANS: Final = Method(
     "run.bans",
-    BansWanted,
-    BansSent,
+    Empty,
+    Empty,
     request_payload_max=BANS_BYTES_MAX,
     reply_payload_max=BANS_BYTES_MAX,
     access="client",
 )
+"""A ban list as the payload, or a request for the callee's if there is none. The answer's payload is the callee's,
+empty if the caller's is no older."""
 
 
 @dataclass(frozen=True)
@@ -260,25 +251,25 @@ class Gate:
         signature = sign_bytes(self._identity, _KIND, statement + b"answerer")
         return EntryReply(nonce, self._fresh_chain(), self._serial, signature)
 
-    async def _prove(self, call: Call[Proof]) -> Proved:
+    async def _prove(self, call: Call[Proof]) -> Empty:
         challenge = self._challenges.pop(call.peer, None)
         if challenge is None:
             raise NotAdmitted("there is no challenge to prove: introduce yourself with run.enter first")
         if not verify_bytes(call.peer, _KIND, challenge.statement + b"dialler", call.body.signature):
             raise ProtocolViolation("a wrong signature in run.prove")
         self._grant(call.peer, challenge.chain, challenge.admission)
-        return Proved()
+        return Empty()
 
-    async def _exchange_bans(self, call: Call[BansWanted]) -> tuple[BansSent, bytes]:
+    async def _exchange_bans(self, call: Call[Empty]) -> tuple[Empty, bytes]:
         if call.payload.nbytes:
             self.learn_bans(_decode_bans(call.payload))
-        return BansSent(), b"" if self._signed_bans is None else msgspec.msgpack.encode(self._signed_bans)
+        return Empty(), b"" if self._signed_bans is None else msgspec.msgpack.encode(self._signed_bans)
 
     async def _share_bans(self, peer: str, serial: int, timeout_s: float) -> None:
         own = b""
         if serial < self._serial and self._signed_bans is not None:
             own = msgspec.msgpack.encode(self._signed_bans)
-        reply = await self._rpc.call(peer, BANS, BansWanted(), own, timeout_s=timeout_s)
+        reply = await self._rpc.call(peer, BANS, Empty(), own, timeout_s=timeout_s)
         if reply.payload.nbytes:
             self.learn_bans(_decode_bans(reply.payload))
 

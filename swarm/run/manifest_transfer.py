@@ -18,9 +18,10 @@ from peer.decoding import MALFORMED, told
 from peer.errors import CheckpointError, NotAdmitted, ProtocolViolation, ResourceError
 from peer.files import read_bounded, write_atomically
 from peer.identity import Signed
+from peer.net.method import Empty
 from peer.net.rpc import Call, Method, Rpc
 from peer.net.wire import HEADER_BYTES
-from swarm.run.manifest import MANIFEST_BYTES_MAX, AnyManifest, CommonManifest, open_any_manifest
+from swarm.run.manifest import MANIFEST_BYTES_MAX, AnyManifest, open_any_manifest
 from swarm.run.sections import BYTES_TOKENIZER
 
 MANIFEST_FILE: Final = "manifest.msgpack"
@@ -33,21 +34,13 @@ class AskManifest(msgspec.Struct, frozen=True):
     run_id: Name
 
 
-class AskTokenizer(msgspec.Struct, frozen=True):
-    """Asks for the run's tokenizer.json."""
-
-
-class TokenizerSent(msgspec.Struct, frozen=True):
-    """The reply. Its payload is the file."""
-
-
 MANIFEST: Final = Method(
     "run.manifest", AskManifest, Signed, access="open", header_bytes=MANIFEST_BYTES_MAX + HEADER_BYTES
 )
 TOKENIZER: Final = Method(
     "run.tokenizer",
-    AskTokenizer,
-    TokenizerSent,
+    Empty,
+    Empty,
     reply_payload_max=TOKENIZER_BYTES_MAX,
     access="client",
     replies_bounded=True,
@@ -63,8 +56,8 @@ def serve_run_files(rpc: Rpc, signed: Signed, tokenizer: bytes) -> None:
             raise NotAdmitted("this peer is in another run: ask for an invite to the right run")
         return signed
 
-    async def tokenizer_file(call: Call[AskTokenizer]) -> tuple[TokenizerSent, bytes]:
-        return TokenizerSent(), tokenizer
+    async def tokenizer_file(call: Call[Empty]) -> tuple[Empty, bytes]:
+        return Empty(), tokenizer
 
     rpc.register(MANIFEST, manifest)
     rpc.register(TOKENIZER, tokenizer_file)
@@ -80,16 +73,16 @@ async def fetch_manifest(rpc: Rpc, peer: str, run_id: str, timeout_s: float) -> 
     return reply.body
 
 
-async def fetch_tokenizer(rpc: Rpc, peer: str, manifest: CommonManifest, timeout_s: float) -> bytes:
+async def fetch_tokenizer(rpc: Rpc, peer: str, manifest: AnyManifest, timeout_s: float) -> bytes:
     """Return the run's tokenizer.json from `peer`, checked against the manifest; empty if the run has none."""
     if manifest.tokenizer == BYTES_TOKENIZER:
         return b""
-    reply = await rpc.call(peer, TOKENIZER, AskTokenizer(), timeout_s=timeout_s, bulk=True)
+    reply = await rpc.call(peer, TOKENIZER, Empty(), timeout_s=timeout_s, bulk=True)
     check_tokenizer(manifest, reply.payload)
     return bytes(reply.payload)
 
 
-def check_tokenizer(manifest: CommonManifest, content: bytes | memoryview) -> None:
+def check_tokenizer(manifest: AnyManifest, content: bytes | memoryview) -> None:
     """Raise ProtocolViolation unless `content` is the tokenizer.json that the manifest names."""
     if manifest.tokenizer != BYTES_TOKENIZER and blake3(content).hexdigest() != manifest.tokenizer:
         raise ProtocolViolation("the tokenizer.json is not the one that the run's manifest names")

@@ -22,7 +22,7 @@ from peer.files import write_atomically
 from peer.identity import Identity
 from peer.ipc.span import Span
 from peer.model.text_rules import TextRules
-from peer.net.host import Host, HostConfig
+from peer.net.host import Host, open_host
 from swarm.inference.record import run_schemas
 from swarm.membership.open_peer import OpenPeer, open_home, open_peer
 from swarm.run.bootstrap import EnteredRun, enter_run
@@ -50,12 +50,11 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
 
     Raises ConfigError, NetworkError, NotAdmitted, ResourceError, CheckpointError.
     """
-    with open_home(config.home, watch) as opened:
-        home, identity = opened.home, opened.identity
+    with open_home(config.home, watch) as (home, identity, events):
         founded = await trio.to_thread.run_sync(_reopen_or_prepare, config, identity)
         known = () if config.invite is None else config.invite.addresses
         reach = replace(config.reach, bootstrap=known)
-        host_config = HostConfig(identity=identity, events=opened.events, reach=reach)
+        opening = open_host(identity, events, reach)
         trees = list[StateTree]()
 
         async def enter(host: Host) -> EnteredRun[AnyManifest]:
@@ -69,7 +68,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
             host.events.emit(ModelEntered(name=manifest.name, blocks=manifest.model.layers, chat_template=said))
             return entered
 
-        async with open_peer(host_config, home, enter, run_schemas) as peer:
+        async with open_peer(opening, home, enter, run_schemas) as peer:
             serving = _server(config, home, peer, trees)
             invite = _invite(config, home, peer)
             write_atomically(home.invite, f"{invite}\n".encode())

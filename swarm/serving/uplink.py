@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from peer.bounds import smoothed
+
 BUSY_S: Final = 0.5
 """A shorter stretch of sending says nothing of the link: buffers take it."""
 _SMOOTHING: Final = 0.3
@@ -21,4 +23,4 @@ class UplinkRate:
         if seconds < BUSY_S:
             return
         rate = size_bytes / seconds
-        self.bytes_s += (_SMOOTHING if self.bytes_s else 1.0) * (rate - self.bytes_s)
+        self.bytes_s = smoothed(self.bytes_s or None, rate, _SMOOTHING)

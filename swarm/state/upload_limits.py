@@ -17,6 +17,7 @@ from typing import Final
 
 import trio
 
+from peer.bounds import smoothed
 from peer.footprint import kept
 
 BUSY_RETRY_S: Final = 0.25
@@ -148,4 +149,4 @@ class UploadSlots:
         left()
         if size_bytes >= _TELLING_BYTES:
             took_s = min(max(time.monotonic() - began, 1e-3), _PIN_S_MAX)
-            self._speed += _SMOOTHING * (under_way / took_s - self._speed)
+            self._speed = smoothed(self._speed, under_way / took_s, _SMOOTHING)

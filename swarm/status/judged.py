@@ -10,12 +10,12 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 import msgspec
-import trio
 
 from optim.config import DilocoConfig
-from peer.errors import BarnraiseError
 from peer.net.host import Host
-from swarm.protocol.messages import JUDGED, AskJudged, JudgedPeers
+from peer.net.method import Empty
+from peer.net.rpc import ask_each
+from swarm.protocol.messages import JUDGED, JudgedPeers
 from swarm.run.manifest import Manifest
 
 ASKED_MAX: Final = 64
@@ -40,18 +40,8 @@ def has_judges(manifest: Manifest) -> bool:
 async def ask_judged(host: Host, members: Iterable[str]) -> dict[str, JudgedPeers]:
     """Ask up to 64 members at once whom they judge; return what those say that answer, in seconds. Members with older
     software do not know the question."""
-    said: dict[str, JudgedPeers] = {}
-
-    async def ask(peer: str) -> None:
-        try:
-            said[peer] = (await host.rpc.call(peer, JUDGED, AskJudged(), timeout_s=POLL_S)).body
-        except BarnraiseError:
-            return
-
-    async with trio.open_nursery() as nursery:
-        for peer in [peer for peer in dict.fromkeys(members) if peer != host.peer_id][:ASKED_MAX]:
-            nursery.start_soon(ask, peer)
-    return said
+    asked = [peer for peer in dict.fromkeys(members) if peer != host.peer_id][:ASKED_MAX]
+    return await ask_each(host.rpc, JUDGED, dict.fromkeys(asked, Empty()), POLL_S)
 
 
 def judged_by(said: Mapping[str, JudgedPeers], known: Collection[str]) -> list[JudgedStatus]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from functools import partial
 from statistics import median_low
 from typing import Final
@@ -31,11 +30,9 @@ from swarm.pipeline.stage_server import StageServer
 from swarm.pipeline.stage_trainer import HeldOut, StageTrainer
 from swarm.pipeline.synchronous import BatchTracker, Synchronous
 from swarm.placement.stage_choice import at_work, replicas_of
-from swarm.protocol.ledger import count
 from swarm.protocol.receipts import PROOF_MAX, StageProof
 from swarm.rounds.trainers.overlapped_trainer import trainer_of
 from swarm.rounds.trainers.upkeep import ReplicaTrainer
-from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import PeerContext
@@ -47,35 +44,13 @@ PROVE_S: Final = 1.5
 PROVERS_MAX: Final = 4  # peers that are asked for a head
 
 
-@dataclass(frozen=True)
-class BuiltTrainer:
-    """A replica's trainer, and in a pipeline the server that its micro-batches come through."""
-
-    trainer: ReplicaTrainer
-    server: StageServer | None = None
-    whole: WorkerTrainer | None = None
-    """The trainer, where it trains the whole model."""
-
-    def load(self) -> LoadReport:
-        """How busy the replica is."""
-        return LoadReport() if self.server is None else self.server.load()
-
-    @property
-    def passed(self) -> int:
-        """Micro-batches counted by this replica."""
-        return 0 if self.server is None else self.server.passed
-
-    @property
-    def unmerged(self) -> int:
-        """Samples counted by this replica since the last commit."""
-        return 0 if self.server is None else count(self.server.accounting.counted)
-
-
 @asynccontextmanager
 async def build_trainer(
     context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView
-) -> AsyncIterator[BuiltTrainer]:
-    """Start the worker; it ends with the block. Raises ConfigError, ResourceError, WorkerError."""
+) -> AsyncIterator[tuple[ReplicaTrainer, StageServer | None]]:
+    """Start the worker; it ends with the block. Yields the replica's trainer, a `WorkerTrainer` where it trains the
+    whole model; in a pipeline also the server that its micro-batches come through. Raises ConfigError, ResourceError,
+    WorkerError."""
     manifest, events = context.manifest, context.host.events
     if manifest.stages > 1:
         async with _build_stage_trainer(context, stage, checkpoint, known) as built:
@@ -83,13 +58,13 @@ async def build_trainer(
         return
     async with open_worker_group(worker_config(context)) as worker_group:
         trainer = trainer_of(worker_group, manifest.outer, checkpoint.state.strategy, events)
-        yield BuiltTrainer(trainer, whole=trainer)
+        yield trainer, None
 
 
 @asynccontextmanager
 async def _build_stage_trainer(
     context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView
-) -> AsyncIterator[BuiltTrainer]:
+) -> AsyncIterator[tuple[ReplicaTrainer, StageServer]]:
     host = context.host
     settings, schedule = settings_of(context.manifest), schedule_of(context.manifest, stage)
 
@@ -121,7 +96,7 @@ async def _build_stage_trainer(
                 lost = LostSamples(server, redispatcher, lambda: replicas(stage), schedule.rounds)
             trainer = LocalSteps(server, schedule, source, held_out, committed, lost)
         async with server.open(trainer):
-            yield BuiltTrainer(trainer, server)
+            yield trainer, server
 
 
 async def _prove_head(context: PeerContext, known: MemberView, stage: int) -> StageProof:

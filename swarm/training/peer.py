@@ -13,7 +13,7 @@ import trio
 from peer.catalogue.groups import RunEntered
 from peer.events import Watcher
 from peer.files import write_atomically
-from peer.net.host import Host, HostConfig
+from peer.net.host import Host, open_host
 from peer.net.lan.discovery import Lan
 from peer.worker.client import open_worker_group
 from swarm.gossip.peer import run_gossip
@@ -43,21 +43,14 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
 
     Raises ConfigError, NetworkError, NotAdmitted, ResourceError or CheckpointError if this machine cannot join.
     """
-    with open_home(config.home, watch) as opened:
-        home = opened.home
-        host_config = HostConfig(
-            identity=opened.identity,
-            events=opened.events,
-            reach=replace(config.reach, bootstrap=config.invite.addresses),
-            upload_bytes_per_s=config.upload_bytes_per_s,
-            download_bytes_per_s=config.download_bytes_per_s,
-        )
-
+    with open_home(config.home, watch) as (home, identity, events):
+        reach = replace(config.reach, bootstrap=config.invite.addresses)
+        opening = open_host(identity, events, reach, caps=(config.upload_bytes_per_s, config.download_bytes_per_s))
         lan = Lan(config.invite.run_id) if config.reach.lan else None
         found = tuple if lan is None else lan.found
 
         async def enter(host: Host) -> EnteredRun[Manifest]:
-            chain = config.invite.membership(opened.identity)
+            chain = config.invite.membership(identity)
             entered = await enter_run(host, config.invite, home, chain, open_manifest, found=found)
             host.events.emit(
                 RunEntered(
@@ -71,7 +64,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             )
             return entered
 
-        async with open_peer(host_config, home, enter, run_schemas, lan) as peer:
+        async with open_peer(opening, home, enter, run_schemas, lan) as peer:
             manifest = peer.run.manifest
             pause = OwnersPause(peer.host.events, home.paused, condition_of(config.pause_when))
             pause.look()

@@ -23,15 +23,18 @@ from peer.catalogue.stages import PipelineLost
 from peer.notifier import Notifier
 from swarm.membership.member_record import MemberRecord, MemberView
 from swarm.pipeline.config import LoadReport
+from swarm.pipeline.stage_server import StageServer
 from swarm.placement.stages import state_bytes
 from swarm.protocol.head import Head
+from swarm.protocol.ledger import count
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.plan import Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.group_driver import DriverOptions
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
-from swarm.rounds.trainers.upkeep import ReplicaUpkeep
-from swarm.rounds.trainers.worker_trainer import PAUSE_S
+from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
+from swarm.rounds.trainers.upkeep import ReplicaTrainer, ReplicaUpkeep
+from swarm.rounds.trainers.worker_trainer import PAUSE_S, WorkerTrainer
 from swarm.rounds.work import work_of, work_timeout
 from swarm.run.agreement import agreement_config, schedule_of, sponsors_of, stages_before
 from swarm.run.manifest import Manifest
@@ -39,7 +42,7 @@ from swarm.run.owners_pause import PAUSED, obey
 from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
-from swarm.training.build_trainer import BuiltTrainer, build_trainer
+from swarm.training.build_trainer import build_trainer
 from swarm.training.checkpoints import LocalCheckpoint, saved_proof
 from swarm.training.restore import restore
 from swarm.training.stage_backup import StageBackup
@@ -61,9 +64,9 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
         serve_snapshots(context.host.rpc, [snapshots] if backup is None else [snapshots, backup.snapshots])
         await restore(context, stage, known)  # meanwhile other peers may ask for this one's backup
         checkpoint = await LocalCheckpoint.open(context, stage)
-        async with build_trainer(context, stage, checkpoint, known) as built:
-            driver = await _restore_driver(context, stage, checkpoint, built, known, snapshots)
-            replica = StageReplica(context, stage, checkpoint, built, known, driver, backup)
+        async with build_trainer(context, stage, checkpoint, known) as (trainer, server):
+            driver = await _restore_driver(context, stage, checkpoint, trainer, known, snapshots)
+            replica = StageReplica(context, checkpoint, trainer, server, known, driver, backup)
             replica.adopt()
             yield replica
 
@@ -72,15 +75,15 @@ async def _restore_driver(
     context: PeerContext,
     stage: int,
     checkpoint: LocalCheckpoint,
-    built: BuiltTrainer,
+    trainer: ReplicaTrainer,
     known: MemberView,
     snapshots: SnapshotStore,
 ) -> ReplicaDriver:
     """Bring the node and the weights to where the disk leads."""
-    manifest, host, state, trainer = context.manifest, context.host, checkpoint.state, built.trainer
+    manifest, host, state = context.manifest, context.host, checkpoint.state
     schedule, before = schedule_of(manifest, stage), stages_before(manifest, stage, host.peer_id)
     timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)
-    parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, checkpoint.home.path)
+    replica = RoundContext(host, state, snapshots, trainer, schedule, timeouts, checkpoint.home.path)
     config = agreement_config(manifest, stage, host.peer_id, context.gate)
     timeout = work_timeout(schedule, timeouts, lambda: trainer.speed)
     exchange_s = lambda head: timeouts.exchange_s(timeouts.exchange_bytes)  # noqa: E731
@@ -88,7 +91,7 @@ async def _restore_driver(
     work = replace(work, sponsors_of=sponsors_of(manifest))
     proof = await trio.to_thread.run_sync(saved_proof, checkpoint.home)
     options = DriverOptions(per_prefix=manifest.run.members_per_prefix, proof=proof)
-    return await restore_replica(parts, config, work, lambda: list(group_of(manifest, stage, known)), options)
+    return await restore_replica(replica, config, work, lambda: list(group_of(manifest, stage, known)), options)
 
 
 def group_of(manifest: Manifest, stage: int, known: MemberView) -> dict[str, MemberRecord]:
@@ -106,20 +109,21 @@ class StageReplica:
     def __init__(
         self,
         context: PeerContext,
-        stage: int,
         checkpoint: LocalCheckpoint,
-        built: BuiltTrainer,
+        trainer: ReplicaTrainer,
+        server: StageServer | None,
         known: MemberView,
         driver: ReplicaDriver,
         backup: StageBackup | None,
     ) -> None:
+        """`server`: of its stage's micro-batches, in a pipeline."""
         manifest, host = context.manifest, context.host
-        self.stage, self.trainer = stage, built.trainer
-        self._manifest, self._host, self._checkpoint, self._built = manifest, host, checkpoint, built
+        self.stage, self.trainer = 0 if server is None else server.stage, trainer
+        self._manifest, self._host, self._checkpoint, self._server = manifest, host, checkpoint, server
         self._known, self._backup, self.driver = known, backup, driver
         self._pause = context.pause
         self._state = checkpoint.state
-        self._upkeep = ReplicaUpkeep(built.trainer, self._save, host.events)
+        self._upkeep = ReplicaUpkeep(trainer, self._save, host.events)
         self._round_began = trio.current_time()
         self._adopted = b""
         self._committed = Notifier()
@@ -140,8 +144,8 @@ class StageReplica:
             async with self._upkeep.open(lambda: self.driver.head) as tasks:
                 tasks.start_soon(self.trainer.run)
                 tasks.start_soon(self.driver.run)
-                if self._built.whole is not None:  # a replica of a stage is closed by `PeerLifecycle`
-                    tasks.start_soon(obey, self._pause, self._built.whole, self.driver.pause)
+                if isinstance(self.trainer, WorkerTrainer):  # a replica of a stage is closed by `PeerLifecycle`
+                    tasks.start_soon(obey, self._pause, self.trainer, self.driver.pause)
                 if self._backup is not None:
                     tasks.start_soon(self._backup.run)
                 if not rounds:
@@ -193,16 +197,16 @@ class StageReplica:
     @property
     def passed(self) -> int:
         """Micro-batches counted by this replica."""
-        return self._built.passed
+        return 0 if self._server is None else self._server.passed
 
     def load(self) -> LoadReport:
         """How busy this replica is."""
-        return self._built.load()
+        return LoadReport() if self._server is None else self._server.load()
 
     async def drain(self) -> None:
         """Before a move, take no more micro-batches, and stay until the group has merged this replica's samples. Stage
         0 dispatches its unmerged samples again, and so does a synchronous round."""
-        server, until = self._built.server, self.head.round + DRAIN_ROUNDS
+        server, until = self._server, self.head.round + DRAIN_ROUNDS
         if server is None or self.stage == 0 or self._manifest.synchronous:
             return
         server.drain()
@@ -214,7 +218,7 @@ class StageReplica:
         """For this machine's owner: end the worker of a stage now, and stay until the group has merged what was
         submitted. Where replicas make inner steps, what is counted makes a smaller contribution if that takes no longer
         than `PAUSE_S`. In a synchronous round the others' replicas count it once more."""
-        server, training = self._built.server, self.driver.actor.training
+        server, training = self._server, self.driver.actor.training
         if server is None:
             return
         server.drain()
@@ -228,15 +232,16 @@ class StageReplica:
     def tell_unmerged(self) -> None:
         """Report the samples that a move to another stage leaves uncounted: those counted since the last commit. The
         first stage dispatches its own samples again, and so does a synchronous round."""
-        if self.stage > 0 and not self._manifest.synchronous and self._built.unmerged:
-            self._host.events.emit(PipelineLost(samples=self._built.unmerged, reason="left the stage"))
+        unmerged = 0 if self._server is None else count(self._server.accounting.counted)
+        if self.stage > 0 and not self._manifest.synchronous and unmerged:
+            self._host.events.emit(PipelineLost(samples=unmerged, reason="left the stage"))
 
     # -- CommitListener ----------------------------------------------------------------------------------------------
 
     async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         state, host = self._state, self._host
         adopt = partial(self.trainer.adopt, state.theta, self._changed(head, merged is not None), head)
-        if self._built.whole is not None:
+        if self._server is None:
             await trio.to_thread.run_sync(adopt)  # copies all weights, which may lie on a slow disk
         else:
             adopt()

@@ -41,8 +41,9 @@ async def test_failures_are_told_apart_by_address_in_one_event_and_in_the_error(
 
             monkeypatch.setattr(host, "connect_address", tired_of_the_mute_one)
             with pytest.raises(DialError) as raised:
-                config = NodeConfig(RUN, list(addresses.values()), required=True, tuning=BRISK)
-                async with open_node(host, config, [CARDS]):
+                async with open_node(
+                    host, NodeConfig(RUN, list(addresses.values()), required=True, tuning=BRISK), [CARDS]
+                ):
                     pass
         assert raised.value.reason == "wrong_peer"
         (event,) = facts.all("dht_bootstrap_failed")

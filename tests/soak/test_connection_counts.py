@@ -8,7 +8,7 @@ import trio
 from peer.errors import DialError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.limits import NetLimits
 from tests.support.silence import connect_here_and_there, dial_silently, emptied, silent_port
 
@@ -19,10 +19,10 @@ pytestmark = pytest.mark.soak
 
 
 async def test_two_thousand_silent_sockets_and_two_thousand_dials_to_silent_peers() -> None:
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), limits=NetLimits(dial_timeout_s=1.0))
+    config = open_host(identity=Identity.generate(), events=EventLog(), limits=NetLimits(dial_timeout_s=1.0))
     async with (
-        open_host(config) as host,
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as other,
+        config as host,
+        open_host(identity=Identity.generate(), events=EventLog()) as other,
     ):
         await dial_silently(host, MANY)
         await connect_here_and_there(host, other)

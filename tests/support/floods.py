@@ -34,7 +34,7 @@ from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.bulk.transport import OFFER, OfferRequest
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.reach import Reach
 from peer.net.stream_channel import PROTOCOL
 from peer.net.wire import RequestHeader
@@ -101,8 +101,8 @@ class Attack:
         where that is ended."""
 
         async def keep() -> None:
-            config = HostConfig(identity=Identity.generate(), events=EventLog())
-            async with open_host(config) as host:
+            config = open_host(identity=Identity.generate(), events=EventLog())
+            async with config as host:
                 network = host.libp2p.get_network()
                 while True:
                     with suppress(*ENDED):
@@ -123,7 +123,7 @@ async def handshakes(attack: Attack) -> None:
 
     async def whole() -> None:
         while True:
-            async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach(()))) as host:
+            async with open_host(identity=Identity.generate(), events=EventLog(), reach=Reach(())) as host:
                 for _ in range(10):
                     await attack.link.take(1000)
                     with suppress(*ENDED):

@@ -19,7 +19,7 @@ from dht.node import NodeConfig, open_node
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from swarm.membership.member_record import MEMBERS, member_record, member_schema
 from swarm.membership.membership import Membership
 from swarm.protocol.agreement import messages as msg
@@ -87,10 +87,14 @@ async def open_forger(home: Path, folder: Path, invite_file: Path) -> AsyncItera
     start = next(record.link for record in links_in(RecordFiles(Home(home).agreement).read()) if record.link.start)
     invite, own = Invite.parse(invite_file.read_text()), Home(folder)
     folder.mkdir()
-    async with open_host(HostConfig(identity=identity, events=EventLog())) as host:
+    async with open_host(identity=identity, events=EventLog()) as host:
         entered = await enter_run(host, invite, own, invite.membership(identity), open_manifest)
-        config = NodeConfig(invite.run_id, invite.addresses, own.addresses)
-        async with open_node(host, config, [member_schema(entered.gate)]) as node, trio.open_nursery() as nursery:
+        async with (
+            open_node(
+                host, NodeConfig(invite.run_id, invite.addresses, own.addresses), [member_schema(entered.gate)]
+            ) as node,
+            trio.open_nursery() as nursery,
+        ):
             forger = Forger(host, start)
 
             def record() -> object:

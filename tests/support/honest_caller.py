@@ -15,7 +15,8 @@ from typing import Final
 import trio
 
 from peer.errors import BarnraiseError
-from peer.net.heartbeat import PING, Ping
+from peer.net.heartbeat import PING
+from peer.net.method import Empty
 from swarm.client.session import open_client
 from swarm.run.invite import Invite
 
@@ -35,7 +36,7 @@ async def main(invite: str) -> None:
             async def call(due: float) -> None:
                 nonlocal failed
                 try:
-                    await rpc.call(peer, PING, Ping(), timeout_s=TIMEOUT_S)
+                    await rpc.call(peer, PING, Empty(), timeout_s=TIMEOUT_S)
                 except BarnraiseError:
                     failed += 1
                 wall.append(trio.current_time() - due)

@@ -33,7 +33,7 @@ from peer.errors import BarnraiseError, NotAdmitted, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity, Signed
 from peer.net.bulk.tls import TlsSocket
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes.noise import NoiseTransport
 from peer.net.method import Call, Method
 from peer.net.rpc_server import Outcome, RegisteredMethod
@@ -243,8 +243,8 @@ async def main(folder: Path, run_id: str, modes: list[str]) -> None:
     async with AsyncExitStack() as stack, trio.open_nursery() as nursery:
         strangers = []
         for mode in [*modes, "zero"]:
-            config = HostConfig(identity=Identity.generate(), events=EventLog())
-            strangers.append(Stranger(await stack.enter_async_context(open_host(config)), mode, run_id))
+            config = open_host(identity=Identity.generate(), events=EventLog())
+            strangers.append(Stranger(await stack.enter_async_context(config), mode, run_id))
         *first, second = strangers
         tell({stranger.mode: stranger.host.addresses[0] for stranger in first})
         stdin, begun = trio.lowlevel.FdStream(0), False

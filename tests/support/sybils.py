@@ -46,14 +46,14 @@ from dht.records import sign_record
 from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity, sign_body
-from peer.net.host import Host, HostConfig, open_host
-from peer.net.method import Call
+from peer.net.host import Host, open_host
+from peer.net.method import Call, Empty
 from peer.net.reach import Reach
 from swarm.membership.member_record import MEMBERS, MemberRecord
 from swarm.protocol.agreement.messages import JoinBody, JoinMessage, PlanMessage
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.head import Member
-from swarm.protocol.messages import HEAD_REPORT, AskHead, Done
+from swarm.protocol.messages import HEAD_REPORT, AskHead
 from swarm.protocol.plan import WorkPlan
 from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.run.bootstrap import enter_run
@@ -137,13 +137,13 @@ class Sybil:
     async def ask(self) -> None:
         rpc, crowd, host = self._host.rpc, self._crowd, self._host
 
-        async def hear(call: Call[MessageBatch]) -> Done:
+        async def hear(call: Call[MessageBatch]) -> Empty:
             for message in call.body.messages:
                 if isinstance(message, PlanMessage):
                     plan = msgspec.msgpack.decode(message.plan.body, type=WorkPlan)
                     ours = sum(a.member.peer in crowd.identities for a in plan.assignments)
                     crowd.planned_max = max(crowd.planned_max, ours)
-            return Done()
+            return Empty()
 
         rpc.register(AGREE, hear)
         while True:
@@ -173,9 +173,9 @@ async def live(crowd: Crowd, mode: str) -> None:
         key = int.from_bytes(crowd.members_key, "big")
         tried = [identity, *(Identity.generate() for _ in range(TRIED))]
         identity = min(tried, key=lambda one: node_key(one.peer_id) ^ key)
-    config = HostConfig(identity=identity, events=EventLog(), reach=Reach((f"/ip4/{SOURCE}/tcp/0",)))
+    config = open_host(identity=identity, events=EventLog(), reach=Reach((f"/ip4/{SOURCE}/tcp/0",)))
     with tempfile.TemporaryDirectory() as folder:
-        async with open_host(config) as host:
+        async with config as host:
             crowd.identities.append(host.peer_id)
             crowd.contacts[host.peer_id] = host.addresses[:8]
             with suppress(

@@ -17,6 +17,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import trio
 
+from peer.bounds import smoothed
 from peer.buffers import allocate
 from peer.decoding import MALFORMED, told
 from peer.errors import BarnraiseError, ConnectionLost, ProtocolViolation
@@ -264,11 +265,10 @@ class Flow:
         if kind == frames.QUESTION:
             self._put(frames.pack(frames.ANSWER, b"", payload))
         elif kind == frames.ANSWER:
-            (asked_at,) = _CLOCK.unpack(payload)
-            rtt_s = trio.current_time() - asked_at
+            rtt_s: float = trio.current_time() - _CLOCK.unpack(payload)[0]
             if 0 <= rtt_s < SILENCE_MAX_S:  # also refuses NaN
                 self.round_trips.append(rtt_s)
-                self.rtt_s = rtt_s if not self.rtt_s else (1 - _SMOOTHING) * self.rtt_s + _SMOOTHING * rtt_s
+                self.rtt_s = smoothed(self.rtt_s or None, rtt_s, _SMOOTHING)
         else:
             await self._hand_over(self._decode(head), memoryview(bytes(payload)))
 

@@ -14,7 +14,7 @@ from typing import Final
 from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from peer.net.reach import Reach
 from peer.net.relay.circuit import RelayCounts
@@ -53,6 +53,6 @@ async def open_relay(identity: Identity, reach: Reach, limits: RelayLimits) -> A
     """
     if reach.announce and reach.listen[0].endswith("/tcp/0"):
         raise ConfigError("--announce names a fixed port and --listen port 0: name the same port with --listen")
-    config = HostConfig(identity=identity, events=EventLog(), reach=reach, bulk_port=None, limits=_NET_LIMITS)
-    async with open_host(config) as host:
+    config = open_host(identity=identity, events=EventLog(), reach=reach, bulk_port=None, limits=_NET_LIMITS)
+    async with config as host:
         yield Relay(host, limits)

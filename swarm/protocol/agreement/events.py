@@ -129,6 +129,9 @@ class RegroupRequested(msgspec.Struct, frozen=True):
     """Peers of earlier requests that may be members again (`--readmit PEER`)."""
     undo: bool = False
     """Whether the operator agrees to undo certified rounds whose state no peer can bring."""
+    all_named: bool = False
+    """Whether a member that neither answers nor is in `without` stops the request: it may be alive and continue
+    elsewhere, and its work is then lost."""
 
 
 class PeerDown(msgspec.Struct, frozen=True):

@@ -21,11 +21,11 @@ from blake3 import blake3
 from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
 from peer.footprint.kept import AUDITED
 from peer.identity import sign_body
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from peer.net.rpc import Buffer
 from peer.notifier import Notifier
 from swarm.protocol.head import Head
-from swarm.protocol.messages import ACCUSE, SHOW, Done, ShownSlice, SliceOf
+from swarm.protocol.messages import ACCUSE, SHOW, ShownSlice, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.slice_exchange import SliceExchange
@@ -196,7 +196,7 @@ class Audits:
             raise RoundDiscarded("that slice is not here")
         return ShownSlice(commit.exchange.list_of(index, body)), data
 
-    async def _on_accuse(self, call: Call[SliceOf]) -> Done:
+    async def _on_accuse(self, call: Call[SliceOf]) -> Empty:
         """Judge a result that another member says is false. Raises `ProtocolViolation` if it is true."""
         commit, index = await self._commit_of(call.body.key), call.body.index
         if commit is None or index not in commit.exchange.order.indices:
@@ -213,4 +213,4 @@ class Audits:
             raise RoundDiscarded("what was merged cannot be had, so nothing is proved")
         if is_true:
             raise ProtocolViolation("it accused the owner of a slice whose result is true")
-        return Done()
+        return Empty()

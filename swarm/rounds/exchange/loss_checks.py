@@ -20,11 +20,11 @@ from peer.bounds import finite_loss
 from peer.catalogue.rounds import ContributionJudged
 from peer.errors import ProtocolViolation, WorkerError
 from peer.identity import sign_body
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from swarm.protocol.agreement import events
 from swarm.protocol.head import Head
 from swarm.protocol.loss_check import CONTRIBUTORS_MIN, Judgements, LossCheck, ways
-from swarm.protocol.messages import JUDGED, JUDGED_MAX, AskJudged, JudgedPeers, SliceOf
+from swarm.protocol.messages import JUDGED, JUDGED_MAX, JudgedPeers, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.audits import Audits
@@ -104,7 +104,7 @@ class LossChecks:
         finally:
             self._busy = False
 
-    async def _on_ask(self, call: Call[AskJudged]) -> JudgedPeers:
+    async def _on_ask(self, call: Call[Empty]) -> JudgedPeers:
         left_out = self._judgements.left_out
         suspects = self._judgements.suspects - left_out
         return JudgedPeers(tuple(sorted(suspects))[:JUDGED_MAX], tuple(sorted(left_out))[:JUDGED_MAX])

@@ -26,9 +26,10 @@ from peer import faults
 from peer.catalogue.rounds import MergeFailed
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded, RoundError
 from peer.machine import usable_cores
+from peer.net.method import Empty
 from peer.net.rpc import Method
 from swarm.protocol.agreement import events
-from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, Done, SliceOf
+from swarm.protocol.messages import CONTRIBUTION, FETCH_RESULT, RELAY, RESULT, SliceOf
 from swarm.protocol.plan import Contribution
 from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.merge_order import MergeOrder
@@ -359,7 +360,7 @@ class SliceExchange:
         if all(self._has(index, body) for body in self._merged):
             self._arrived[index].set()
 
-    async def _send(self, peer: str, method: Method[SliceOf, Done], message: SliceOf, data: memoryview) -> bool:
+    async def _send(self, peer: str, method: Method[SliceOf, Empty], message: SliceOf, data: memoryview) -> bool:
         """Send one slice until the peer takes it (True) or refuses it (False). A contribution whose owner is suspected
         goes by another peer."""
         async with self._links[peer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from peer.bounds import finite_loss
+from peer.bounds import finite_loss, smoothed
 from peer.catalogue.happening import LOWER_RATE
 from peer.catalogue.rounds import StepsSkipped
 from peer.errors import Diverged
@@ -20,14 +20,14 @@ DIVERGED_ROUNDS: Final = 3
 DIVERGED_ATTEMPTS: Final = 8
 """The same for attempts at one round: more, as they may all be on the same few samples. A pipeline repeats a round from
 which nothing can be merged."""
-SPEED_MEMORY: Final = 0.7  # of the old value in the smoothed speed: other programs slow volunteers' machines at times
+SPEED_WEIGHT: Final = 0.3  # of the new value in the smoothed speed: other programs slow volunteers' machines at times
 
 
 def smoothed_speed(speed: float, steps: int, seconds: float) -> float:
     """Return the speed that a peer reports to others, in steps a second, after these steps; 0: not measured yet."""
     if not steps or seconds <= 0:
         return speed
-    return SPEED_MEMORY * speed + (1 - SPEED_MEMORY) * (steps / seconds) if speed else steps / seconds
+    return smoothed(speed or None, steps / seconds, SPEED_WEIGHT)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from multiaddr import Multiaddr
 from cli.commands.relay import _print_status
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.nat.circuit_relay import reserve
 from peer.net.relay.circuit import RelayCounts
 from peer.net.relay.ledger import RelayLimits
@@ -47,7 +47,7 @@ def _idle() -> dict[str, int]:
 
 async def _circuit_hours(address: str) -> float:
     bare, _, relay = address.partition("/p2p/")
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None)) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog(), bulk_port=None) as host:
         await host.libp2p.get_network().dial_addr(Multiaddr(bare), ID.from_base58(relay))
         return (await reserve(host.libp2p, ID.from_base58(relay))).circuit_s / 3600
 

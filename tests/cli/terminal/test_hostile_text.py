@@ -20,7 +20,7 @@ from peer.errors import NotAdmitted
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.hello import HELLO
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.method import Method
 from peer.net.reach import Reach
 from peer.net.rpc import Call
@@ -70,7 +70,7 @@ async def stranger(message: str, honest: bool) -> AsyncIterator[str]:
     async def refuse(call: Call[Any]) -> Any:
         raise NotAdmitted(message)
 
-    async with open_host(HostConfig(identity=authority, events=EventLog(), reach=Reach(LISTEN[1:]))) as host:
+    async with open_host(identity=authority, events=EventLog(), reach=Reach(LISTEN[1:])) as host:
         if honest:
             serve_run_files(host.rpc, sign_manifest(authority, manifest), b"")
         host.rpc.server._methods.pop(HELLO.name)

@@ -16,7 +16,7 @@ from dht.origin import TRUSTED
 from dht.protocol import FETCH, FetchRequest
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.method import Call
 from tests.dht.support.local_swarm import CARDS, RUN
 from tests.dht.support.open_run import guard
@@ -37,7 +37,7 @@ async def figures(call: Call[Text]) -> Figures:
 
 async def serve() -> None:
     honest = [HONEST.peer_id, CALLER.peer_id]
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         guard(host, members=honest)
         for peer in (*honest, *(attacker(number).peer_id for number in range(ATTACKERS))):
             host.admissions.grant(peer, "member", trusted=peer in honest)

@@ -18,7 +18,7 @@ import trio
 from dht.node import DhtConfig, Node, NodeConfig, Schema, StorageLimits, open_node
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.reach import Reach
 from tests.support.forking.children import open_child
 
@@ -105,8 +105,8 @@ class Member:
 @asynccontextmanager
 async def bare_host(identity: Identity | None = None, listen: str = "/ip4/127.0.0.1/tcp/0") -> AsyncIterator[Host]:
     """Run a host without a node, for instance an attacker's."""
-    config = HostConfig(identity=identity or Identity.generate(), events=EventLog(), reach=Reach((listen,)))
-    async with open_host(config) as host:
+    config = open_host(identity=identity or Identity.generate(), events=EventLog(), reach=Reach((listen,)))
+    async with config as host:
         yield host
 
 
@@ -138,14 +138,15 @@ class LocalSwarm:
 
         async def live(task_status: Any) -> None:
             facts = Facts()
-            config = HostConfig(identity=identity or Identity.generate(), events=facts.log, reach=Reach((listen,)))
+            config = open_host(identity=identity or Identity.generate(), events=facts.log, reach=Reach((listen,)))
             with facts.log.subscribed(facts.note):
                 member: Member | None = None
                 try:
-                    async with open_host(config) as host:
+                    async with config as host:
                         prepare(host)
-                        node_config = NodeConfig(namespace, bootstrap, cache, required, tuning, limits)
-                        async with open_node(host, node_config, schemas, wall) as node:
+                        async with open_node(
+                            host, NodeConfig(namespace, bootstrap, cache, required, tuning, limits), schemas, wall
+                        ) as node:
                             member = Member(host, node, facts)
                             task_status.started(member)
                             await member._stopping.wait()

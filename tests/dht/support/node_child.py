@@ -8,14 +8,13 @@ import trio
 from dht.node import NodeConfig, open_node
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from tests.dht.support.local_swarm import CARDS, HASTY, RUN, Card
 
 
 async def main(key: str, number: int, ttl_s: float, bootstrap: list[str]) -> None:
-    config = HostConfig(identity=Identity.generate(), events=EventLog())
-    node_config = NodeConfig(RUN, bootstrap, tuning=HASTY)
-    async with open_host(config) as host, open_node(host, node_config, [CARDS]) as node:
+    config = open_host(identity=Identity.generate(), events=EventLog())
+    async with config as host, open_node(host, NodeConfig(RUN, bootstrap, tuning=HASTY), [CARDS]) as node:
         await node.put(CARDS, key, Card(number), ttl_s)
         sys.stdout.write(json.dumps({"peer": host.peer_id, "address": host.addresses[0]}) + "\n")
         sys.stdout.flush()

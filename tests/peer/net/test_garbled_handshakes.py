@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ from multiaddr import Multiaddr
 from peer.errors import DialError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.nat.circuit_relay import HOP
 from peer.net.reach import LOCAL
 
@@ -28,8 +29,8 @@ GARBAGE = {
 }
 
 
-def _config() -> HostConfig:
-    return HostConfig(identity=Identity.generate(), events=EventLog(), reach=LOCAL)
+def _host() -> AbstractAsyncContextManager[Host]:
+    return open_host(identity=Identity.generate(), events=EventLog(), reach=LOCAL)
 
 
 @pytest.mark.parametrize("garbage", GARBAGE)
@@ -39,7 +40,7 @@ async def test_a_garbled_handshake_at_the_far_end_of_a_circuit(garbage: str) -> 
         await write_delimited_msg(stream, HopMessage(type=HopMessage.STATUS, status=Status.OK))
         await stream.write(_NOISE + GARBAGE[garbage])
 
-    async with open_host(_config()) as relay, open_host(_config()) as caller:
+    async with _host() as relay, _host() as caller:
         relay.libp2p.set_stream_handler(HOP, hop)
         circuit = f"{relay.addresses[0]}/p2p-circuit/p2p/{Identity.generate().peer_id}"
         with pytest.raises(DialError):
@@ -54,7 +55,7 @@ async def test_a_garbled_handshake_of_a_dialled_peer(garbage: str) -> None:
         async for _ in stream:
             pass
 
-    async with open_host(_config()) as caller, trio.open_nursery() as nursery:
+    async with _host() as caller, trio.open_nursery() as nursery:
         (listener,) = await nursery.start(partial(trio.serve_tcp, host="127.0.0.1"), answer, 0)
         port = listener.socket.getsockname()[1]
         peer = ID.from_base58(Identity.generate().peer_id)

@@ -13,10 +13,10 @@ from libp2p.peer.id import ID
 from peer.errors import ConnectionLost, DeadlineExceeded, NetworkError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.heartbeat import PING, LagMeter, Ping
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.heartbeat import PING, LagMeter
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from tests.peer.net.test_rpc import Facts
 from tests.peer.support.host_child import ECHO, STALL, Number
 from tests.support.forking.children import open_child
@@ -48,7 +48,7 @@ async def child(listen: str = "/ip4/127.0.0.1/tcp/0", seed: str = "") -> AsyncIt
 async def watching(target: Child, limits: NetLimits = QUICK) -> AsyncIterator[tuple[Host, Facts]]:
     log = EventLog()
     facts = Facts(log)
-    async with open_host(HostConfig(identity=Identity.generate(), events=log, limits=limits)) as host:
+    async with open_host(identity=Identity.generate(), events=log, limits=limits) as host:
         await host.connect_address(target.address, timeout_s=60)
         host.watch([target.peer_id])
         yield host, facts
@@ -98,9 +98,9 @@ async def test_a_frozen_peer_is_suspect_in_time_and_recovers(bulk: bool) -> None
 async def test_a_peer_that_is_too_busy_to_answer_is_alive() -> None:
     limits = NetLimits(calls_in_total=3)
     async with (
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog(), limits=limits)) as busy,
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as crowd,
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+        open_host(identity=Identity.generate(), events=EventLog(), limits=limits) as busy,
+        open_host(identity=Identity.generate(), events=EventLog()) as crowd,
+        open_host(identity=Identity.generate(), events=EventLog()) as host,
     ):
         taken = trio.Semaphore(0)
 
@@ -132,7 +132,7 @@ async def test_a_ping_does_not_wait_for_other_calls() -> None:
         with trio.fail_after(300):
             while target.peer_id not in host.rpc._slots:
                 await trio.lowlevel.checkpoint()
-            await host.rpc.call(target.peer_id, PING, Ping(), timeout_s=600)
+            await host.rpc.call(target.peer_id, PING, Empty(), timeout_s=600)
         nursery.cancel_scope.cancel()
 
 
@@ -190,7 +190,7 @@ async def test_our_own_standstill_is_not_the_peers_silence() -> None:
 
 async def test_our_own_standstill_during_a_redial_is_not_the_peers_silence() -> None:
     log = EventLog()
-    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+    async with open_host(identity=Identity.generate(), events=log) as host:
         heartbeat = host._heartbeat
         slept: list[float] = []
 
@@ -241,6 +241,6 @@ async def test_unwatched_peers_are_no_suspects() -> None:
 
 async def test_a_host_that_has_ended_starts_no_watch() -> None:
     """A run that acts for a moment longer asked it to: that ended in a traceback."""
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         pass
     host.watch([Identity.generate().peer_id], cause="late")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import socket
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import trio
 from peer.errors import ConfigError, ConnectionLost, DialError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from peer.net.reach import LOCAL, Reach
 from tests.peer.net.test_rpc import ECHO, Number, echo
@@ -19,13 +20,13 @@ from tests.support.ports import free_port, refusing_port
 QUICK = NetLimits(dial_timeout_s=1.0)  # for silent peers only: one that answers may take longer on a busy machine
 
 
-def config(**changes: object) -> HostConfig:
+def new_host(**changes: object) -> AbstractAsyncContextManager[Host]:
     values: dict[str, object] = {"identity": Identity.generate(), "events": EventLog()}
-    return HostConfig(**{**values, **changes})  # type: ignore[arg-type]
+    return open_host(**{**values, **changes})  # type: ignore[arg-type]
 
 
 async def test_hosts_know_each_other_after_connecting() -> None:
-    async with open_host(config()) as a, open_host(config()) as b:
+    async with new_host() as a, new_host() as b:
         assert await a.connect_address(b.addresses[0], timeout_s=60) == b.peer_id
         assert a.connected == {b.peer_id} and b.connected == {a.peer_id}
         assert [f"{address}/p2p/{a.peer_id}" for address in b.book.get(a.peer_id)] == list(a.addresses)
@@ -41,7 +42,7 @@ async def test_an_error_of_a_host_that_is_cancelled_is_not_lost(beside_others: b
     ready = trio.Event()
 
     async def run() -> None:
-        async with open_host(config()), trio.open_nursery() as nursery:
+        async with new_host(), trio.open_nursery() as nursery:
             if beside_others:
                 nursery.start_soon(trio.sleep_forever)
             try:
@@ -59,7 +60,7 @@ async def test_an_error_of_a_host_that_is_cancelled_is_not_lost(beside_others: b
 
 async def test_every_address_is_tried_in_any_order() -> None:
     with refusing_port() as port:
-        async with open_host(config()) as a, open_host(config()) as b:
+        async with new_host() as a, new_host() as b:
             dead = f"/ip4/127.0.0.1/tcp/{port}"
             silent = "/ip4/203.0.113.1/tcp/9"
             a.book.add(b.peer_id, [dead, silent, *b.addresses])
@@ -68,7 +69,7 @@ async def test_every_address_is_tried_in_any_order() -> None:
 
 
 async def test_concurrent_calls_share_one_dial() -> None:
-    async with open_host(config()) as a, open_host(config()) as b:
+    async with new_host() as a, new_host() as b:
         b.rpc.register(ECHO, echo)
         a.book.add(b.peer_id, b.addresses)
         async with trio.open_nursery() as nursery:
@@ -78,7 +79,7 @@ async def test_concurrent_calls_share_one_dial() -> None:
 
 
 async def test_dialling_each_other_at_once_works() -> None:
-    async with open_host(config()) as a, open_host(config()) as b:
+    async with new_host() as a, new_host() as b:
         for host in (a, b):
             host.rpc.register(ECHO, echo)
         a.book.add(b.peer_id, b.addresses)
@@ -93,7 +94,7 @@ async def test_dialling_each_other_at_once_works() -> None:
 
 
 async def test_refused_wrong_peer_and_silent_addresses_are_told_apart() -> None:
-    async with open_host(config()) as a, open_host(config()) as b:
+    async with new_host() as a, new_host() as b:
         stranger = Identity.generate().peer_id
         where = b.addresses[0].partition("/p2p/")[0]
         with pytest.raises(DialError, match="another peer answers") as caught:
@@ -107,7 +108,7 @@ async def test_refused_wrong_peer_and_silent_addresses_are_told_apart() -> None:
             mute.listen()
             mute_address = f"/ip4/127.0.0.1/tcp/{mute.getsockname()[1]}/p2p/{stranger}"
             with pytest.raises(DialError, match="no answer in time") as caught:
-                async with open_host(config(limits=QUICK)) as hasty:
+                async with new_host(limits=QUICK) as hasty:
                     await hasty.connect_address(mute_address, timeout_s=60)
             assert caught.value.reason == "timeout"
             with pytest.raises(DialError) as caught:
@@ -125,19 +126,19 @@ async def test_refused_wrong_peer_and_silent_addresses_are_told_apart() -> None:
 async def test_a_peer_that_was_down_is_reached_as_soon_as_it_is_up() -> None:
     identity, port = Identity.generate(), free_port()
     listen = (f"/ip4/127.0.0.1/tcp/{port}",)
-    async with open_host(config()) as a:
+    async with new_host() as a:
         a.book.add(identity.peer_id, listen)
         with pytest.raises(DialError):
             await a.connect(identity.peer_id, timeout_s=60)
         for _ in range(2):  # also after a restart of the peer, over the connection that died with it
-            async with open_host(config(identity=identity, reach=Reach(listen))) as b:
+            async with new_host(identity=identity, reach=Reach(listen)) as b:
                 b.rpc.register(ECHO, echo)
                 assert (await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)).body == Number(2)
 
 
 async def test_closing_a_host_closes_its_sockets() -> None:
-    async with open_host(config()) as a:
-        async with open_host(config()) as b:
+    async with new_host() as a:
+        async with new_host() as b:
             await a.connect_address(b.addresses[0], timeout_s=60)
             port = int(b.addresses[0].split("/")[4])
         with trio.fail_after(300):
@@ -148,36 +149,36 @@ async def test_closing_a_host_closes_its_sockets() -> None:
 
 
 async def test_a_port_in_use_is_a_resource_error() -> None:
-    async with open_host(config()) as a:
+    async with new_host() as a:
         taken = a.addresses[0].partition("/p2p/")[0]
         with pytest.raises(ResourceError, match="in use"):
-            async with open_host(config(reach=Reach((taken,)))):
+            async with new_host(reach=Reach((taken,))):
                 pass
     with pytest.raises(ResourceError, match="--listen"):
-        async with open_host(config(reach=Reach(("/ip4/203.0.113.1/tcp/0",)))):
+        async with new_host(reach=Reach(("/ip4/203.0.113.1/tcp/0",))):
             pass
     with pytest.raises(ConfigError, match="--listen"):
-        async with open_host(config(reach=Reach(("localhost:4001",)))):
+        async with new_host(reach=Reach(("localhost:4001",))):
             pass
 
 
 async def test_errors_inside_the_block_come_out_as_they_are() -> None:
     with pytest.raises(ConnectionLost, match="mine"):
-        async with open_host(config()):
+        async with new_host():
             raise ConnectionLost("mine")
 
 
 async def test_a_wildcard_listen_announces_real_addresses() -> None:
-    async with open_host(config(reach=Reach())) as a, open_host(config()) as b:
+    async with new_host(reach=Reach()) as a, new_host() as b:
         assert a.addresses and not any("0.0.0.0" in address or "/tcp/0/" in address for address in a.addresses)
         await b.connect_address(a.addresses[0], timeout_s=60)
     announced = "/ip4/203.0.113.7/tcp/4001"
-    async with open_host(config(reach=replace(LOCAL, announce=(announced,)))) as c:
+    async with new_host(reach=replace(LOCAL, announce=(announced,))) as c:
         assert c.addresses == (f"{announced}/p2p/{c.peer_id}",)
 
 
 async def test_bulk_has_a_connection_of_its_own() -> None:
-    async with open_host(config()) as a, open_host(config()) as b:
+    async with new_host() as a, new_host() as b:
         b.rpc.register(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=60)
         await a.rpc.call(b.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=60, bulk=True)
@@ -189,7 +190,7 @@ def sockets_between(a: Host, b: Host) -> list[object]:
 
 
 async def test_a_dialled_peer_learns_how_to_dial_back() -> None:
-    async with open_host(config()) as a, open_host(config()) as b:
+    async with new_host() as a, new_host() as b:
         b.rpc.register(ECHO, echo)
         a.book.add(b.peer_id, b.addresses)
         await a.rpc.call(b.peer_id, ECHO, Number(1), timeout_s=60)
@@ -199,7 +200,7 @@ async def test_a_dialled_peer_learns_how_to_dial_back() -> None:
 
 
 async def test_a_libp2p_host_that_is_no_barnraise_peer_is_told_apart() -> None:
-    async with open_host(config()) as a, running_host(fixed=True) as other:
+    async with new_host() as a, running_host(fixed=True) as other:
         peer = await a.connect_address(f"{address_of(other)}/p2p/{other.get_id()}", timeout_s=60)
         with pytest.raises(ConnectionLost, match="no Barnraise peer"):
             await a.rpc.call(peer, ECHO, Number(1), timeout_s=60)

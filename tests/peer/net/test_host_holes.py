@@ -12,7 +12,7 @@ import trio
 from peer.errors import ConfigError, DialError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes import abort_connection, apply_fixes
 from peer.net.method import Call, Method
 from peer.net.reach import Reach
@@ -31,10 +31,10 @@ async def a_host(identity: Identity | None = None, port: int = 0) -> AsyncIterat
     async def echo(call: Call[Note]) -> Note:
         return call.body
 
-    config = HostConfig(
+    config = open_host(
         identity=identity or Identity.generate(), events=EventLog(), reach=Reach((f"/ip4/127.0.0.1/tcp/{port}",))
     )
-    async with open_host(config) as host:
+    async with config as host:
         host.rpc.register(ECHO, echo)
         yield host
 

@@ -21,7 +21,7 @@ from multiaddr import Multiaddr
 
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.libp2p_fixes.yamux import STREAMS_IN_MAX
 from peer.net.method import Call, Method
@@ -50,7 +50,7 @@ _BIG_PAYLOAD = bytes(8 << 20)
 
 @asynccontextmanager
 async def a_host(events: EventLog | None = None) -> AsyncIterator[Host]:
-    async with open_host(HostConfig(identity=Identity.generate(), events=events or EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=events or EventLog()) as host:
         yield host
 
 

@@ -22,7 +22,7 @@ from peer.errors import (
 )
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.stream_channel import PROTOCOL
@@ -77,9 +77,9 @@ async def hosts(limits: NetLimits | None = None) -> AsyncIterator[tuple[Host, Ho
     """Two connected hosts, and the events of the second."""
     log = EventLog()
     facts = Facts(log)
-    one = HostConfig(identity=Identity.generate(), events=EventLog())
-    two = HostConfig(identity=Identity.generate(), events=log, limits=limits or NetLimits())
-    async with open_host(one) as a, open_host(two) as b:
+    one = open_host(identity=Identity.generate(), events=EventLog())
+    two = open_host(identity=Identity.generate(), events=log, limits=limits or NetLimits())
+    async with one as a, two as b:
         b.rpc.register(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=60)
         yield a, b, facts

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 
 import pytest
 import trio
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes.inbound_limits import inbound_gate
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
@@ -26,8 +25,7 @@ MEMBERS = 20
 
 @asynccontextmanager
 async def a_host(limits: NetLimits | None = None) -> AsyncIterator[Host]:
-    config = HostConfig(identity=Identity.generate(), events=EventLog())
-    async with open_host(config if limits is None else replace(config, limits=limits)) as host:
+    async with open_host(Identity.generate(), EventLog(), limits=limits or NetLimits()) as host:
         yield host
 
 

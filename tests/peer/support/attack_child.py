@@ -15,7 +15,7 @@ from libp2p.peer.id import ID
 
 from peer.errors import DialError
 from peer.events import EventLog
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Method
 from peer.net.stream_channel import PROTOCOL
 from peer.net.wire import LARGE_HEADER_BYTES, RequestHeader
@@ -70,7 +70,7 @@ async def reach(host: Host, address: str) -> str:
 
 
 async def attack(number: int, address: str, kind: str, calls: int, begun: trio.Event) -> None:
-    async with open_host(HostConfig(identity=attacker(number), events=EventLog())) as host:
+    async with open_host(identity=attacker(number), events=EventLog()) as host:
         victim = await reach(host, address)
         async with trio.open_nursery() as nursery:
             if kind == "garbage":

@@ -11,7 +11,7 @@ from multiaddr import Multiaddr
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from tests.peer.support.honest import HonestCaller, honest_caller
 from tests.peer.support.host_child import COST, ECHO, Cost, Number
 from tests.support.forking.children import executed, open_child
@@ -19,7 +19,7 @@ from tests.support.forking.children import executed, open_child
 
 @asynccontextmanager
 async def a_host() -> AsyncIterator[Host]:
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         yield host
 
 

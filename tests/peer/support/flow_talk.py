@@ -12,7 +12,7 @@ import trio
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.flow.flow import Flow
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 
 PAYLOAD_MAX = 4 << 20
 
@@ -60,7 +60,7 @@ class Talk:
 
 
 async def main() -> None:
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         host.flows.serve(Talk(echo=True))
         sys.stdout.write(host.addresses[0] + "\n")
         sys.stdout.flush()

@@ -14,7 +14,7 @@ import trio
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from tests.peer.support.clock import CLOCK, Ask, cpu_s
 
 CALLER = Identity(bytes([201]) * 32)
@@ -28,7 +28,7 @@ def say(what: object) -> None:
 
 
 async def main(address: str) -> None:
-    async with open_host(HostConfig(identity=CALLER, events=EventLog())) as host:
+    async with open_host(identity=CALLER, events=EventLog()) as host:
         victim = await host.connect_address(address, timeout_s=60)
         pid = (await host.rpc.call(victim, CLOCK, Ask(), timeout_s=60)).body.pid
         stdin = trio.lowlevel.FdStream(0)

@@ -13,7 +13,7 @@ from libp2p.identity.update import _safe_parse_multiaddr_cached
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.method import Call, Method
 from peer.net.reach import Reach
 from tests.peer.support.clock import CLOCK, clock
@@ -58,7 +58,7 @@ async def main() -> None:
     listen = sys.argv[1] if len(sys.argv) > 1 else "/ip4/127.0.0.1/tcp/0"
     seed = bytes.fromhex(sys.argv[2]) if len(sys.argv) > 2 else b""
     identity = Identity(seed) if seed else Identity.generate()
-    async with open_host(HostConfig(identity=identity, events=EventLog(), reach=Reach((listen,)))) as host:
+    async with open_host(identity=identity, events=EventLog(), reach=Reach((listen,))) as host:
         host.rpc.register(ECHO, echo)
         host.rpc.register(STALL, stall)
         host.rpc.register(COST, cost)

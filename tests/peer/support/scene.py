@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import trio
 
 from peer.events import EventLog
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from tests.peer.support.honest import HonestCaller, Latency, honest_caller
 from tests.peer.support.victim_child import FIGURES, HONEST, SLICE, TAKE, Figures, Text
 from tests.support.forking.children import executed, open_child
@@ -49,7 +49,7 @@ async def scene(*arguments: str, module: str = "tests.peer.support.victim_child"
     """Run a victim, and connect honest callers to it."""
     async with (
         open_child(module, *arguments, start=executed) as victim,
-        open_host(HostConfig(identity=HONEST, events=EventLog())) as host,
+        open_host(identity=HONEST, events=EventLog()) as host,
     ):
         address = await victim.line()
         await host.connect_address(address, timeout_s=60)

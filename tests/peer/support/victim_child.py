@@ -11,7 +11,7 @@ import trio
 
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.wire import LARGE_HEADER_BYTES
@@ -71,9 +71,9 @@ async def main() -> None:
         return Text(), b"\x01" * REPLY
 
     events, limits = EventLog(), NetLimits(payload_bytes_in_flight=BUDGET)
-    config = HostConfig(identity=Identity.generate(), events=events, limits=limits)
+    config = open_host(identity=Identity.generate(), events=events, limits=limits)
     with events.subscribed(note):
-        async with open_host(config) as host:
+        async with config as host:
             if "guarded" in sys.argv:
                 host.admissions.guard()
                 for number in range(ATTACKERS):

@@ -23,11 +23,12 @@ from swarm.protocol.head import Head
 from swarm.protocol.ledger import head_of
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
+from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.trainers.contribution import Contributor, EncodedUpdate
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of, work_timeout
@@ -198,7 +199,7 @@ class DrivenMachine:
         snapshots = SnapshotStore(self.state.size_bytes, SNAPSHOT_BYTES)
         snapshots.serve(host.rpc)
         timeouts = AdaptiveTimeouts()
-        parts = ReplicaParts(host, self.state, snapshots, self, self._schedule, timeouts, self.disk.root)
+        parts = RoundContext(host, self.state, snapshots, self, self._schedule, timeouts, self.disk.root)
         timeout = work_timeout(self._schedule, timeouts, lambda: self.speed)
         work = work_of(self.state.strategy, self._schedule, lambda head: 4.0, timeout)
         self.replica = replica = await restore_replica(parts, self.config, work, self._known)

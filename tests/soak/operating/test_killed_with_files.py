@@ -19,11 +19,12 @@ import trio
 from peer.checkpoint.hash_tree import hash_state
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
+from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of
 from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.home import Home
@@ -59,7 +60,7 @@ async def come_back(home: Path, manifest: Manifest) -> AsyncIterator[tuple[Local
     """Start as `peer join` does, up to where the network and the worker begin."""
     log, seen = EventLog(), list[Event]()
     with log.subscribed(seen.append):
-        async with open_host(HostConfig(identity=Identity.load_or_create(Home(home).identity), events=log)) as host:
+        async with open_host(identity=Identity.load_or_create(Home(home).identity), events=log) as host:
             config = JoinConfig(home, Invite(manifest.run_id, manifest.authority, ()), state="disk")
             none = cast(Any, None)
             context = PeerContext(config, Home(home), manifest, host, none, none, OwnersPause(log, home / "paused"))
@@ -67,7 +68,7 @@ async def come_back(home: Path, manifest: Manifest) -> AsyncIterator[tuple[Local
             schedule, timeouts = schedule_of(manifest, 0), AdaptiveTimeouts(60.0)
             trainer = InventedTrainer(host.peer_id, lambda *_: torch.zeros(local.state.numel))
             snapshots = SnapshotStore(local.state.size_bytes, 8 << 20)
-            parts = ReplicaParts(host, local.state, snapshots, trainer, schedule, timeouts, home)
+            parts = RoundContext(host, local.state, snapshots, trainer, schedule, timeouts, home)
             work = work_of(local.state.strategy, schedule, lambda head: 60.0)
             yield local, await restore_replica(parts, agreement_config(manifest, 0, host.peer_id), work, lambda: ())
             assert not [event for event in seen if "damaged" in event.name or event.name == "checkpoint_skipped"]

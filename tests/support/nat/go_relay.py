@@ -25,7 +25,7 @@ from multiaddr import Multiaddr
 from peer.events import EventLog
 from peer.files import temporary_folder
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes import abort_connection
 from peer.net.nat import circuit_relay as circuit
 from tests.support.forking.server import die_with_parent
@@ -71,7 +71,7 @@ async def open_go_relay() -> AsyncIterator[GoRelay]:
         key.write_bytes(_go_private_key(identity))
         command = [str(daemon), "-id", str(key), "-hostAddrs", "/ip4/127.0.0.1/tcp/0"]
         command += ["-forceReachabilityPublic", "-relayService=1", *_LIMITS, "-listen"]
-        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None)) as asking:
+        async with open_host(identity=Identity.generate(), events=EventLog(), bulk_port=None) as asking:
             for start in range(_STARTS_MAX):
                 process = subprocess.Popen(
                     [*command, f"/unix{folder}/control-{start}"],

@@ -18,7 +18,7 @@ import trio
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call, Method
 from peer.net.nat import traversal
 from peer.net.nat.reachability import probe
@@ -45,9 +45,9 @@ async def main(relay: str) -> None:
 
     relays = (relay,) if relay else ()
     listen = ("/ip4/0.0.0.0/tcp/4002",)
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=Reach(listen, relays=relays))
+    config = open_host(identity=Identity.generate(), events=EventLog(), reach=Reach(listen, relays=relays))
     placed = trio.Event()
-    async with open_host(config) as host:
+    async with config as host:
         host.rpc.register(ECHO, echo)
         host.rpc.register(PATH, lambda call: _seen(host, call))
         host.traversal.changed = placed.set

@@ -22,7 +22,7 @@ from peer.errors import NetworkError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.layout import init_flat
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.method import Call
 from peer.net.reach import LOCAL
 from swarm.client import download
@@ -73,7 +73,7 @@ class Run:
         """The only member of that stage's group: in the first of these `rounds`, and in the next one after each head
         report."""
         manifest, authority = self.manifest, Identity.load_or_create(Home(self.home).identity)
-        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+        async with open_host(identity=Identity.generate(), events=EventLog()) as host:
             Gate(host.rpc, manifest, host.identity, self.invite.membership(host.identity))
             me = Member(host.peer_id, "s")
             start = begun(manifest.first_head(stage), me)
@@ -96,8 +96,9 @@ class Run:
                 return messages.HeadReport(head, me, "training", started(authority, head).links)
 
             host.rpc.register(messages.HEAD_REPORT, report)
-            config = NodeConfig(manifest.run_id, self.invite.addresses, tuning=BRISK)
-            async with open_node(host, config, [MEMBERS]) as node:
+            async with open_node(
+                host, NodeConfig(manifest.run_id, self.invite.addresses, tuning=BRISK), [MEMBERS]
+            ) as node:
                 name, now = f"s{stage}", time.time()
                 record = member_record(host, heads[0], session="s", name=name, role="stage", phase="", joined_at=now)
                 record = msgspec.structs.replace(record, stage=stage)

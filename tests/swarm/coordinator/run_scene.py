@@ -26,7 +26,7 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.ipc.span import spans_of
 from peer.model.layout import FlatLayout
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.notifier import Notifier
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.last_states import LastStates, Place
@@ -34,9 +34,10 @@ from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
 from swarm.placement.stages import layout_of, open_store, state_bytes
 from swarm.protocol.plan import Assignment
+from swarm.rounds.context import RoundContext
 from swarm.rounds.group_driver import DriverOptions
 from swarm.rounds.handlers import serve_agreement, serve_heads
-from swarm.rounds.replica_driver import ReplicaParts, restore_replica
+from swarm.rounds.replica_driver import restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.run.agreement import agreement_config, schedule_of
@@ -106,7 +107,7 @@ class CoordinatedRun:
         log, manifest = EventLog(), self.manifest
         with self.home.locked(), log.subscribed(self._note), trio.CancelScope() as self.stop:
             async with (
-                open_host(HostConfig(identity=self.identity, events=log)) as host,
+                open_host(identity=self.identity, events=log) as host,
                 trio.open_nursery() as nursery,
             ):
                 for other in self._replicas():
@@ -159,7 +160,7 @@ class CoordinatedRun:
         self, stage: int, identity: Identity, task_status: TaskStatus[DrivenReplica] = trio.TASK_STATUS_IGNORED
     ) -> None:
         log, manifest, mates = EventLog(), self.manifest, self.members.setdefault(stage, [])
-        async with open_host(HostConfig(identity=identity, events=log)) as host:
+        async with open_host(identity=identity, events=log) as host:
             for other in (self.host, *(replica.host for replica in self._replicas())):
                 _introduce(host, other)
             layout = layout_of(manifest, stage)
@@ -172,7 +173,7 @@ class CoordinatedRun:
             trainer = kind(host.peer_id, _deltas(layout.numel), work_s=0.05)
             trainer.until_others_are_near = partial(until_near, lambda: mates, self.changed)
             schedule, timeouts = schedule_of(manifest, stage), Patient()
-            parts = ReplicaParts(host, state, snapshots, trainer, schedule, timeouts, self.home.path / host.peer_id)
+            parts = RoundContext(host, state, snapshots, trainer, schedule, timeouts, self.home.path / host.peer_id)
             config = agreement_config(manifest, stage, host.peer_id)
             work, known = work_of(strategy, schedule, lambda head: 60.0), self._known_in(stage)
             options, seen = DriverOptions(per_prefix=manifest.run.members_per_prefix), list[Event]()

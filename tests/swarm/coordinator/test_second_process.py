@@ -13,7 +13,7 @@ import trio
 from peer.errors import ProtocolViolation, RemoteError, ResourceError
 from peer.events import Event, EventLog
 from peer.identity import Identity, sign_bytes
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.reach import LOCAL
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from swarm.coordinator.second_process import SECOND, SecondStarted, refuse_second, serve_second
@@ -58,8 +58,8 @@ async def test_only_a_process_with_the_key_is_believed(tmp_path: Path) -> None:
     seen, identity = list[Event](), Identity.generate()
     log = EventLog(watch=seen.append)
     async with (
-        open_host(HostConfig(identity=identity, events=log)) as host,
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as other,
+        open_host(identity=identity, events=log) as host,
+        open_host(identity=Identity.generate(), events=EventLog()) as other,
     ):
         serve_second(host)
         await other.connect_address(host.addresses[0], timeout_s=10)

@@ -18,7 +18,8 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
+from peer.net.method import Empty
 from peer.net.rpc import Buffer, Call
 from swarm.gossip import messages as msg
 from swarm.gossip.coding import step_alone
@@ -129,11 +130,11 @@ class Liar:
     async def _on_commit(self, call: Call[msg.Commit]) -> msg.Committed:
         return msg.Committed(tuple(blake3(piece).digest() for piece in self._slices[call.body.half]))
 
-    async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[msg.Nothing, Buffer]:
-        return msg.Nothing(), self._forge(self._slices[call.body.half][call.body.index])
+    async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[Empty, Buffer]:
+        return Empty(), self._forge(self._slices[call.body.half][call.body.index])
 
-    async def _on_leave(self, call: Call[msg.Leave]) -> msg.Nothing:
-        return msg.Nothing()
+    async def _on_leave(self, call: Call[msg.Leave]) -> Empty:
+        return Empty()
 
 
 def cut(group: Group, half: str, values: torch.Tensor) -> list[bytes]:
@@ -185,7 +186,7 @@ async def test_a_partner_that_withholds_its_last_slice_is_left(
         return piece
 
     class Withholds(Liar):
-        async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[msg.Nothing, Buffer]:
+        async def _on_slice(self, call: Call[msg.AskSlice]) -> tuple[Empty, Buffer]:
             nothing, piece = await super()._on_slice(call)
             if (call.body.half, call.body.index) != ("delta", group.coding.count - 1):
                 return nothing, piece
@@ -243,7 +244,7 @@ async def test_a_frozen_partner_costs_one_deadline(tmp_path: Path, monkeypatch: 
             await trio.sleep_forever()
             raise AssertionError
 
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         Frozen(host, {}, lambda b: b)
         async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
             meet_stranger(group, peer, host)
@@ -347,7 +348,7 @@ def honest(group: Group) -> dict[str, list[bytes]]:
 
 async def meet_once(group: Group, serve: Callable[[Host], object]) -> tuple[Peer, str]:
     """A peer after its first round, in which `serve` had a stranger's host answer; and the stranger's id."""
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         serve(host)
         async with group.join(THETA, lambda n: noise(10 + n, 0.05)) as peer:
             meet_stranger(group, peer, host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import trio
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig
+from peer.net.host import Host, open_host
 from peer.net.lan.discovery import Lan
 from peer.net.reach import LOCAL
 from swarm.membership.member_record import MEMBERS
@@ -24,8 +25,8 @@ from swarm.run.manifest_transfer import save_run_files
 from tests.swarm.run.test_gate import AUTHORITY, invite_to, manifest_of
 
 
-def peer_of(identity: Identity, invite: Invite) -> HostConfig:
-    return HostConfig(identity=identity, events=EventLog(), reach=replace(LOCAL, bootstrap=invite.addresses))
+def peer_of(identity: Identity, invite: Invite) -> AbstractAsyncContextManager[Host]:
+    return open_host(identity=identity, events=EventLog(), reach=replace(LOCAL, bootstrap=invite.addresses))
 
 
 @pytest.mark.parametrize("is_known", [False, True], ids=["newcomer", "member"])

@@ -12,7 +12,7 @@ import pytest
 from dht.records import KIND, Body, WrongKey, WrongSchema, WrongSigner, open_record
 from peer.events import EventLog
 from peer.identity import Identity, Signed, sign_body
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.reach import LOCAL
 from swarm.membership.member_record import (
     CREDENTIAL_BYTES_MAX,
@@ -108,9 +108,7 @@ async def test_the_longest_record_fits() -> None:
     relay = f"/ip4/203.0.113.201/tcp/40001/p2p/{SIGNER.peer_id}/p2p-circuit"
     announced = tuple(f"/ip4/203.0.113.{number}/tcp/40001" for number in range(200, 212))
     link = Link("invite", bytes(32), 1, 1 << 39, bytes(64))
-    async with open_host(
-        HostConfig(identity=SIGNER, events=EventLog(), reach=replace(LOCAL, announce=announced))
-    ) as host:
+    async with open_host(identity=SIGNER, events=EventLog(), reach=replace(LOCAL, announce=announced)) as host:
         host.traversal._reserved.append(relay.removesuffix("/p2p-circuit"))
         long = member_record(
             host,

@@ -14,7 +14,7 @@ from dht.node import NodeConfig, open_node
 from dht.records import Schema
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from swarm.membership import membership as module
 from swarm.membership.member_record import MEMBERS
 from swarm.membership.membership import Membership, read_records
@@ -65,7 +65,7 @@ class Server:
 @asynccontextmanager
 async def open_server(name: str, first: int, bootstrap: tuple[str, ...] = ()) -> AsyncIterator[Server]:
     log = EventLog()
-    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+    async with open_host(identity=Identity.generate(), events=log) as host:
         server = Server(host, name, first)
         async with open_node(host, NodeConfig(NAMESPACE, bootstrap, tuning=BRISK), [MEMBERS, SERVERS]) as node:
             server.membership = Membership(node, host, SERVERS, MODEL, server.describe)
@@ -95,7 +95,7 @@ async def test_any_record_type_is_published_refreshed_and_followed(monkeypatch: 
 async def test_records_of_two_types_do_not_mix() -> None:
     """A training run's record and a server's record of one peer, under one key: the run's id."""
     async with (
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+        open_host(identity=Identity.generate(), events=EventLog()) as host,
         open_node(host, NodeConfig(NAMESPACE, tuning=BRISK), [MEMBERS, SERVERS]) as node,
     ):
         server = ServerRecord("one", [], 0, 2)

@@ -15,7 +15,7 @@ import trio
 from peer.errors import RemoteError
 from peer.events import Event, EventLog
 from peer.identity import Identity, sign_body
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.protocol.agreement.config import AgreementConfig, Mode
 from swarm.protocol.agreement.messages import ChainLink, VoteBody
@@ -56,7 +56,7 @@ async def group_and_client(folder: Path, mode: Mode, rounds: int = 3) -> AsyncIt
         await group.until_round(rounds)
         await group.until(lambda: group.actor.heads and group.actor.heads[-1].round == rounds)
         stack.enter_context(log.subscribed(seen.append))
-        host = await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=log)))
+        host = await stack.enter_async_context(open_host(identity=Identity.generate(), events=log))
         for other in (group.coordinator_host, *(member.host for member in group.members)):
             await host.connect_address(other.addresses[0], timeout_s=WAIT_S)
         yield group, Client(host, group.config(host.peer_id), seen)
@@ -64,8 +64,8 @@ async def group_and_client(folder: Path, mode: Mode, rounds: int = 3) -> AsyncIt
 
 async def meet(stack: AsyncExitStack, client: Client) -> Host:
     """Another host that the client knows."""
-    config = HostConfig(identity=Identity.generate(), events=EventLog())
-    host = await stack.enter_async_context(open_host(config))
+    config = open_host(identity=Identity.generate(), events=EventLog())
+    host = await stack.enter_async_context(config)
     await client.host.connect_address(host.addresses[0], timeout_s=WAIT_S)
     return host
 
@@ -164,7 +164,7 @@ async def test_who_was_the_only_member_once_proves_no_second_history(tmp_path: P
         await group.until_round(rounds)
         log, seen = EventLog(), list[Event]()
         stack.enter_context(log.subscribed(seen.append))
-        host = await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=log)))
+        host = await stack.enter_async_context(open_host(identity=Identity.generate(), events=log))
         for other in (group.coordinator_host, group.members[1].host):
             await host.connect_address(other.addresses[0], timeout_s=WAIT_S)
         client = Client(host, group.config(host.peer_id), seen)
@@ -200,8 +200,8 @@ async def test_the_state_is_held_one_round_longer_than_it_is_the_last(tmp_path: 
 async def test_before_the_group_begins_only_its_first_head_is_known(tmp_path: Path) -> None:
     async with open_driven_group(tmp_path, GroupSetting(min_peers=2)) as group, AsyncExitStack() as stack:
         one = await group.enter(deltas)
-        config = HostConfig(identity=Identity.generate(), events=EventLog())
-        client = Client(await stack.enter_async_context(open_host(config)), group.config("client"), [])
+        config = open_host(identity=Identity.generate(), events=EventLog())
+        client = Client(await stack.enter_async_context(config), group.config("client"), [])
         for host in (one.host, group.coordinator_host):
             await client.host.connect_address(host.addresses[0], timeout_s=WAIT_S)
         [found] = await client.asks(one.peer, group.coordinator_host.peer_id)

@@ -11,7 +11,7 @@ import trio
 from peer.errors import RoundError
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.rpc import Call
 from swarm.membership import reachability
 from swarm.membership.member_record import member_record
@@ -31,7 +31,7 @@ async def peers(answers: Answers) -> AsyncIterator[tuple[Host, list[Event]]]:
     async with AsyncExitStack() as stack:
         for place in range(len(answers) + 1):
             events = EventLog(watch=seen.append if not place else None)
-            host = await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=events)))
+            host = await stack.enter_async_context(open_host(identity=Identity.generate(), events=events))
             if not place:
                 first = host
             else:

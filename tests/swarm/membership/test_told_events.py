@@ -11,7 +11,7 @@ import pytest
 from peer.catalogue.reading import CATALOGUE
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.wire import HEADER_BYTES
 from swarm.membership.told_events import (
     EVENTS,
@@ -99,8 +99,8 @@ def test_the_longest_page_fits_into_a_header() -> None:
 async def test_a_client_reads_the_events_of_a_host(tmp_path: Path) -> None:
     async with AsyncExitStack() as stack:
         log = EventLog(tmp_path / "events.jsonl")
-        host = await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=log)))
-        other = await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=EventLog())))
+        host = await stack.enter_async_context(open_host(identity=Identity.generate(), events=log))
+        other = await stack.enter_async_context(open_host(identity=Identity.generate(), events=EventLog()))
         serve_events(host)
         await other.connect_address(host.addresses[0], timeout_s=SOON)
         log.emit("round_empty", round=7, members=3)

@@ -23,8 +23,11 @@ async def test_a_closed_run_keeps_records_of_its_members_only() -> None:
         async with AsyncExitStack() as stack:
             for host, gate in zip((authority, member, other), gates, strict=True):
                 schema = MEMBERS if host is other else member_schema(gate)  # the liar keeps anything
-                config = NodeConfig(manifest.run_id, authority.addresses, tuning=BRISK)
-                nodes.append(await stack.enter_async_context(open_node(host, config, [schema])))
+                nodes.append(
+                    await stack.enter_async_context(
+                        open_node(host, NodeConfig(manifest.run_id, authority.addresses, tuning=BRISK), [schema])
+                    )
+                )
             honest = msgspec.structs.replace(record("one"), credential=gates[1].chain)
             assert await nodes[1].put(MEMBERS, manifest.run_id, honest, 60.0) >= 2
             stolen = msgspec.structs.replace(record("two"), credential=gates[1].chain)

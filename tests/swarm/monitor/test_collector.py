@@ -20,7 +20,7 @@ from cli.progress.kept_home import kept_home
 from dht.node import NodeConfig, open_node
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call
 from swarm.inference.record import SERVERS, server_schema, servers_key
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record, member_schema
@@ -70,7 +70,7 @@ async def small_run() -> AsyncIterator[tuple[Invite, Manifest, list[Host]]]:
     manifest = msgspec.structs.replace(manifest_of(1), authority=AUTHORITY.peer_id)
     async with AsyncExitStack() as stack:
         opened = [
-            await stack.enter_async_context(open_host(HostConfig(identity=identity, events=EventLog())))
+            await stack.enter_async_context(open_host(identity=identity, events=EventLog()))
             for identity in (AUTHORITY, Identity.generate(), Identity.generate())
         ]
         first, liar, silent = opened
@@ -208,7 +208,7 @@ async def test_a_token_is_needed_and_never_told() -> None:
 async def test_a_served_model(tmp_path: Path) -> None:
     manifest = served_model()
     async with AsyncExitStack() as stack:
-        host = await stack.enter_async_context(open_host(HostConfig(identity=AUTHORITY, events=EventLog())))
+        host = await stack.enter_async_context(open_host(identity=AUTHORITY, events=EventLog()))
         gate = Gate(host.rpc, manifest, AUTHORITY)
         serve_run_files(host.rpc, sign_manifest(AUTHORITY, manifest), TOKENIZER)
         serve_events(host)

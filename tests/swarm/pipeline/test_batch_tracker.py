@@ -17,13 +17,12 @@ from optim.config import AllReduceConfig
 from peer.errors import BarnraiseError
 from peer.identity import Identity, open_body, sign_body
 from peer.net.host import Host
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from peer.net.rpc_server import BUSY
 from swarm.pipeline.messages import COUNTED, REDISPATCH, AskCounted, Counted, Redispatch
 from swarm.pipeline.synchronous import Synchronous
 from swarm.protocol.agreement import events
 from swarm.protocol.ledger import Range
-from swarm.protocol.messages import Done
 from swarm.protocol.plan import CONTRIBUTION_KIND, Contribution
 from tests.swarm.support.group import regrouped
 from tests.swarm.support.pipeline_harness import Table, open_impostor, open_replica, without_haste
@@ -108,10 +107,10 @@ async def test_resumed_round_is_redispatched_at_once(tmp_path: Path, monkeypatch
         before, at = member.head, member.context.host
         redispatched = trio.Event()
 
-        async def on_redispatch(call: Call[Redispatch]) -> Done:
+        async def on_redispatch(call: Call[Redispatch]) -> Empty:
             assert call.body.ranges and mate.asked <= 3, "soon, and not when it has waited for long"
             redispatched.set()
-            return Done()
+            return Empty()
 
         mate.host.rpc.register(REDISPATCH, on_redispatch)
         at.book.add(mate.host.peer_id, list(mate.host.addresses))

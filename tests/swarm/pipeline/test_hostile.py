@@ -15,7 +15,7 @@ import trio
 
 from peer.errors import ConnectionLost, RemoteError
 from peer.net.host import Host
-from peer.net.method import Call, Method
+from peer.net.method import Call, Empty, Method
 from swarm.pipeline import sender
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.config import PipelineSettings
@@ -38,7 +38,6 @@ from swarm.pipeline.messages import (
     tokens_method,
 )
 from swarm.protocol.ledger import Ledger, Range
-from swarm.protocol.messages import Done
 from tests.peer.support.stage_harness import MODEL
 from tests.peer.support.stage_worker_harness import is_idle
 from tests.swarm.support.pipeline_harness import (
@@ -303,7 +302,7 @@ async def test_feeder_refuses_too_many_samples(tmp_path: Path) -> None:
     async with open_impostor(rules, 0, {}, None) as asker, open_impostor(rules, 0, {}, None) as feeder:
         asker.book.add(feeder.peer_id, feeder.addresses)
         serve_tokens(feeder.rpc, rules, local)
-        method: Method[AskTokens, Done] = tokens_method(rules)
+        method: Method[AskTokens, Empty] = tokens_method(rules)
         far = 1 << 52
         for spans in (((0, far), (far, FEED_SAMPLES_MAX)), ((4, 2), (0, 4)), ((0, 0), (0, 2))):
             with pytest.raises(RemoteError, match="samples at once"):

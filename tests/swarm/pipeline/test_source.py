@@ -14,7 +14,7 @@ import trio
 from peer.errors import RemoteError
 from peer.events import Event
 from peer.net.host import Host
-from peer.net.method import Call
+from peer.net.method import Call, Empty
 from swarm.pipeline.data_feed import RemoteTokens, serve_tokens
 from swarm.pipeline.messages import (
     COUNTED,
@@ -30,7 +30,6 @@ from swarm.pipeline.messages import (
 from swarm.pipeline.micro_batch import MicroBatchResult
 from swarm.pipeline.source import REFUSALS_MAX, WINDOW_MIN, MicroBatchSource
 from swarm.protocol.ledger import Range
-from swarm.protocol.messages import Done
 from swarm.protocol.plan import RANGES_MAX
 from tests.peer.support.stage_harness import MODEL
 from tests.swarm.support.pipeline_harness import (
@@ -79,8 +78,8 @@ async def test_feeders_rotate_and_local_text_is_the_fallback(monkeypatch: pytest
         serve_tokens(good.rpc, RULES, read)
 
         def serve(host: Host, ids: torch.Tensor) -> None:
-            async def answer(call: object) -> tuple[Done, memoryview]:
-                return Done(), ids.numpy().astype("<u4").data
+            async def answer(call: object) -> tuple[Empty, memoryview]:
+                return Empty(), ids.numpy().astype("<u4").data
 
             host.rpc.register(tokens_method(RULES), answer)
 

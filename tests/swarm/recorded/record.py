@@ -26,7 +26,7 @@ from peer.config import ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.text_rules import TextRules
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.inference.record import SERVERS, ServerRecord, servers_key
 from swarm.membership.member_record import MEMBERS, member_record
 from swarm.protocol.agreement.proof import ProofChecker
@@ -119,7 +119,7 @@ def write_served_manifest(identity: Identity) -> ServedModelManifest:
 
 async def write_records(identity: Identity, head: Head, run_id: str, served_id: str) -> None:
     """Write the record of a member and that of a block server."""
-    async with open_host(HostConfig(identity=identity, events=EventLog())) as host:
+    async with open_host(identity=identity, events=EventLog()) as host:
         member = member_record(host, head, session="s", name="first", role="full", phase="compute", joined_at=AT)
     server = ServerRecord(
         session="s", name="first", version="source", addresses=["/ip4/127.0.0.1/tcp/1"], joined_at=AT, at=AT,

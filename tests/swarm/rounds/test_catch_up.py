@@ -16,7 +16,7 @@ from peer.net.method import Call
 from swarm.protocol.agreement.actions import Fetch
 from swarm.protocol.head import Head, Member, genesis
 from swarm.rounds.building import StateBuilder
-from swarm.rounds.catch_up import CatchUp, Moved
+from swarm.rounds.catch_up import Arrival, CatchUp
 from swarm.rounds.context import RoundContext
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.state.messages import AskResult, ResultPart, StateMethods, StateReply
@@ -51,7 +51,7 @@ async def test_only_a_head_with_members_is_replayed_from(
     goal = msgspec.structs.replace(mine, round=3, state_hash=bytes([3]) * 32)
     replayed: list[Head] = []
 
-    async def replay(self: CatchUp, action: Fetch, mine: Head, moved: Moved) -> bool:
+    async def replay(self: CatchUp, action: Fetch, mine: Head, moved: Arrival) -> bool:
         replayed.append(mine)
         return False
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from peer.identity import Signed, open_body
+from peer.net.method import Empty
 from swarm.protocol import messages as slices
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.rules import evidence
@@ -283,7 +284,7 @@ def false_speeds(scene: Scene) -> None:
 
 def signs_junk(scene: Scene) -> None:
     """Puts signed bodies into its promises that do not decode."""
-    junk = scene.liar.sign(PLAN_KIND, slices.Done())
+    junk = scene.liar.sign(PLAN_KIND, Empty())
     scene.liar.says(msg.PromiseMessage, lambda peer, message: replace(message, plan=junk, contribution=junk))
 
 

@@ -15,7 +15,7 @@ from peer.checkpoint.hash_tree import hash_state
 from peer.errors import ConnectionLost
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.protocol.agreement.messages import VoteMessage
 from swarm.protocol.agreement.records import BALLOT_KEY, BallotRecord
 from swarm.protocol.messages import FETCH_RESULT, SliceOf
@@ -272,7 +272,7 @@ async def test_a_restarted_voter_serves_the_results_that_it_has_voted_for(tmp_pa
             await group.leave(other)
         again = await group.enter(deltas, identity)
         assert again.driver.group.head.round >= at.round and not again.actor.exchanges
-        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as asker:
+        async with open_host(identity=Identity.generate(), events=EventLog()) as asker:
             await asker.connect_address(again.host.addresses[0], timeout_s=30)
             for index, result in enumerate(results):
                 reply = await asker.rpc.call(again.peer, FETCH_RESULT, SliceOf(key, index), timeout_s=30)

@@ -14,7 +14,7 @@ import trio
 from peer.errors import BarnraiseError, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.method import Method
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.chain import position_of
@@ -44,7 +44,7 @@ async def test_messages_of_another_group_are_refused_without_a_penalty(tmp_path:
     """Peers move between groups, so this is no violation."""
     async with open_driven_group(tmp_path) as group:
         replica = await group.enter(deltas)
-        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as asker:
+        async with open_host(identity=Identity.generate(), events=EventLog()) as asker:
             await asker.connect_address(replica.host.addresses[0], timeout_s=30)
             status = msg.StatusMessage((0, 0, 0), bytes(32), Member(asker.peer_id, "s"))
             with pytest.raises(RemoteError, match="in another group") as refused:
@@ -63,7 +63,7 @@ async def test_a_peer_that_says_it_is_elsewhere_counts_as_down_until_it_is_back(
     groups: dict[str, Any] = {"another": SimpleNamespace(take=take)}
     async with open_driven_group(tmp_path) as group:
         driver = (await group.enter(deltas)).driver.group
-        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as mover:
+        async with open_host(identity=Identity.generate(), events=EventLog()) as mover:
             await mover.connect_address(group.members[0].host.addresses[0], timeout_s=30)
             status = msg.StatusMessage((0, 0, 0), bytes(32), Member(mover.peer_id, "s"))
 

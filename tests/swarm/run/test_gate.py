@@ -15,7 +15,7 @@ from blake3 import blake3
 from peer.errors import CheckpointError, ConfigError, DialError, NotAdmitted, ProtocolViolation, RemoteError
 from peer.events import EventLog
 from peer.identity import Identity, Signed, sign_bytes
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.rpc import Call, Method
 from swarm.membership.reachability import DIAL_BACK, DialBackRequest, serve_dial_back
 from swarm.run.ban_list import BanList, sign_bans
@@ -74,8 +74,8 @@ async def hosts(count: int, *, first: Identity | None = None) -> AsyncIterator[l
     if count == 0:
         yield []
         return
-    config = HostConfig(identity=first or Identity.generate(), events=EventLog())
-    async with open_host(config) as host, hosts(count - 1) as rest:
+    config = open_host(identity=first or Identity.generate(), events=EventLog())
+    async with config as host, hosts(count - 1) as rest:
         host.rpc.register(ECHO, echo)
         for other in rest:
             host.book.add(other.peer_id, other.addresses)

@@ -20,7 +20,7 @@ from peer.identity import Identity
 from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.reach import LOCAL
 from swarm.inference.client import ModelClient
 from swarm.inference.client_view import NoServers, Patience
@@ -280,8 +280,8 @@ async def test_killed_and_frozen_clients_cost_the_others_nothing(swarm: ServingS
 
 async def a_stranger_hears_nothing(swarm: ServingSwarm) -> None:
     """The model is closed: a flow without an invite gets no answer, whatever it says."""
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=LOCAL)
-    async with open_host(config) as stranger:
+    config = open_host(identity=Identity.generate(), events=EventLog(), reach=LOCAL)
+    async with config as stranger:
         silence = Silence()
         stranger.flows.serve(silence)
         server = await stranger.connect_address(swarm.invite.addresses[0], timeout_s=60)

@@ -16,12 +16,12 @@ from dht.node import Node
 from optim.config import DilocoConfig
 from peer.events import EventLog
 from peer.identity import Identity, Signed
-from peer.net.host import Host, HostConfig, open_host
-from peer.net.method import Call, Method
+from peer.net.host import Host, open_host
+from peer.net.method import Call, Empty, Method
 from swarm.client.session import RunClient
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
-from swarm.protocol.messages import JUDGED, JUDGED_MAX, AskJudged, JudgedPeers
+from swarm.protocol.messages import JUDGED, JUDGED_MAX, JudgedPeers
 from swarm.run.manifest import Manifest
 from swarm.status.judged import JudgedStatus, ask_judged, judged_by
 from swarm.status.reading import RunReading, read_run
@@ -103,8 +103,7 @@ class Scene:
 
 async def scene_in(stack: AsyncExitStack) -> Scene:
     client, *members = [
-        await stack.enter_async_context(open_host(HostConfig(identity=Identity.generate(), events=EventLog())))
-        for _ in range(5)
+        await stack.enter_async_context(open_host(identity=Identity.generate(), events=EventLog())) for _ in range(5)
     ]
     for host in members:
         await client.connect_address(host.addresses[0], timeout_s=SOON)
@@ -134,7 +133,7 @@ async def test_garbage_is_no_word_and_a_run_without_the_check_is_not_asked() -> 
     async with AsyncExitStack() as stack:
         scene = await scene_in(stack)
         scene.answer(scene.members[0], JudgedPeers(("x",) * (JUDGED_MAX + 1)))
-        scene.answer(scene.members[1], Garbage(3), Method(JUDGED.name, AskJudged, Garbage, access="client"))
+        scene.answer(scene.members[1], Garbage(3), Method(JUDGED.name, Empty, Garbage, access="client"))
         said = await ask_judged(scene.client, scene.ids)
         assert len(scene.asked) == 2 and said == {}
         scene.asked.clear()

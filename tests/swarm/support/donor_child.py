@@ -16,7 +16,7 @@ from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import StateTree
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
 from tests.support.newer_trio import run_abandonable
@@ -38,7 +38,7 @@ async def main() -> None:
     state = generation(seeded_state(int(sys.argv[1]), int(sys.argv[2])))
     snapshots = SnapshotStore(state.size_bytes, 1 << 20, SnapshotLimits())
     snapshots.publish(state)
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog()) as host:
         snapshots.serve(host.rpc)
         sys.stdout.write(json.dumps({"peer": host.peer_id, "addresses": host.addresses}) + "\n")
         sys.stdout.flush()

@@ -25,7 +25,7 @@ from optim.strategies.interface import OuterStrategy
 from peer.errors import ConnectionLost
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from peer.notifier import Notifier
 from swarm.protocol.agreement import actions
@@ -36,11 +36,12 @@ from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.group_driver import DriverOptions, GroupDriver
 from swarm.rounds.handlers import serve_agreement, serve_heads
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_actor import ReplicaActor
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
+from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
@@ -235,10 +236,10 @@ class DrivenGroup:
         identity: Identity,
         tensors: Sequence[torch.Tensor],
         seen: list[Event],
-    ) -> tuple[ReplicaParts, InventedTrainer]:
+    ) -> tuple[RoundContext, InventedTrainer]:
         log, setting = EventLog(), self.setting
-        config = HostConfig(identity=identity, events=log, limits=setting.limits)
-        host = await stack.enter_async_context(open_host(config))
+        config = open_host(identity=identity, events=log, limits=setting.limits)
+        host = await stack.enter_async_context(config)
         self.obey_cuts(host)
         for other in (self.coordinator_host, *(member.host for member in self.members)):  # as the DHT would
             host.book.add(other.peer_id, other.addresses)
@@ -252,7 +253,7 @@ class DrivenGroup:
         snapshots.serve(host.rpc)
         folder = self.folder / host.peer_id
         stack.enter_context(log.subscribed(partial(self._note, seen)))
-        parts = ReplicaParts(host, state, snapshots, trainer, setting.schedule, setting.timeouts(), folder)
+        parts = RoundContext(host, state, snapshots, trainer, setting.schedule, setting.timeouts(), folder)
         return parts, trainer
 
     def config(self, peer: str) -> AgreementConfig:
@@ -291,10 +292,10 @@ class DrivenGroup:
     async def coordinate(self, task_status: TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Run the coordinator until `stop_coordinator`; started again, it is a new process with its disk."""
         log, setting = EventLog(), self.setting
-        config = HostConfig(identity=self.coordinator_identity, events=log, limits=setting.limits)
+        config = open_host(identity=self.coordinator_identity, events=log, limits=setting.limits)
         self.stop_coordinator = trio.CancelScope()
         with log.subscribed(partial(self._note, self.coordinator_events)), self.stop_coordinator:
-            async with open_host(config) as host:
+            async with config as host:
                 self.obey_cuts(host)
                 for member in self.members:
                     member.host.book.add(host.peer_id, host.addresses)

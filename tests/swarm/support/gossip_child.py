@@ -24,7 +24,7 @@ from dht.node import Node, NodeConfig, open_node
 from optim.codecs import get_codec
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from swarm.gossip.coding import PairCoding
 from swarm.gossip.context import GossipContext, GossipRules, Trained
@@ -112,9 +112,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
     log, codec = EventLog(), get_codec(codec_name)
     replica = Replica(initial_theta(number, numel), torch.zeros(numel))
     coding = PairCoding(numel, codec, codec)
-    async with open_host(
-        HostConfig(identity=Identity.generate(), events=log, limits=NetLimits(suspect_after_s=120.0))
-    ) as host:
+    async with open_host(identity=Identity.generate(), events=log, limits=NetLimits(suspect_after_s=120.0)) as host:
         say({"peer": host.peer_id, "addresses": host.addresses})
         group = json.loads(await hear())
         addresses = [hello["addresses"][0] for hello in group if hello["peer"] != host.peer_id]

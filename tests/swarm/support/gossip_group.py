@@ -14,7 +14,7 @@ import trio
 from optim.codecs import get_codec
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from swarm.gossip.coding import PairCoding
 from swarm.gossip.context import GossipContext, GossipRules, Trained
 from swarm.gossip.engine import GossipEngine
@@ -108,7 +108,7 @@ class Group:
     async def join(self, theta: torch.Tensor, deltas: Deltas, pause_s: float = 0.0) -> AsyncIterator[Peer]:
         """One more peer: its engine is ready to `run()`."""
         log = EventLog()
-        async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+        async with open_host(identity=Identity.generate(), events=log) as host:
             peer = Peer(host, self, Invented(deltas, pause_s=pause_s), log)
             replica = Replica(theta.clone(), torch.zeros_like(theta))
             snapshots = SnapshotStore(replica.size_bytes, 1 << 16)

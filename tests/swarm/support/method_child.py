@@ -30,7 +30,7 @@ from peer.config import InnerConfig, ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.layout import FlatLayout
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call
 from swarm.protocol.agreement.config import AgreementConfig
@@ -38,10 +38,11 @@ from swarm.protocol.head import Head, genesis
 from swarm.protocol.plan import Contribution
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.context import RoundContext
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.handlers import serve_agreement
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_driver import ReplicaParts, restore_replica
+from swarm.rounds.replica_driver import restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.messages import AskChunk, AskResult
@@ -119,7 +120,7 @@ class Snapshots(SnapshotStore):
 class Reporter:
     """The driver's `CommitListener`: prints each commit."""
 
-    def __init__(self, parts: ReplicaParts, snapshots: Snapshots, others: list[str]) -> None:
+    def __init__(self, parts: RoundContext, snapshots: Snapshots, others: list[str]) -> None:
         self._parts, self._snapshots, self._others = parts, snapshots, others
         self._before: Head | None = None
 
@@ -166,8 +167,8 @@ async def main(number: int, rounds: int, folder: Path) -> None:
     async with AsyncExitStack() as stack:
 
         async def host_of(identity: Identity) -> Host:
-            config = HostConfig(identity=identity, events=EventLog(), limits=PATIENT)
-            return await stack.enter_async_context(open_host(config))
+            config = open_host(identity=identity, events=EventLog(), limits=PATIENT)
+            return await stack.enter_async_context(config)
 
         host = await host_of(Identity.generate())
         hosts = [host, await host_of(authority)] if number == 0 else [host]
@@ -187,7 +188,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
 
         snapshots = Snapshots(state.size_bytes, 9 << 20)
         snapshots.serve(host.rpc)
-        parts = ReplicaParts(host, state, snapshots, Invented(number), schedule, timeouts, folder / str(number))
+        parts = RoundContext(host, state, snapshots, Invented(number), schedule, timeouts, folder / str(number))
         nursery = await stack.enter_async_context(trio.open_nursery())
         say("ready")
         await hear()

@@ -18,7 +18,7 @@ import trio
 from peer.events import Event
 from peer.identity import Identity
 from peer.model.layout import init_flat, split_flat
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.worker.stage_client import StageWorkerGroup, open_stage_worker_group
 from swarm.pipeline.accounting import SampleAccounting
 from swarm.pipeline.config import LoadReport, PipelineSettings
@@ -192,7 +192,7 @@ async def open_replica(folder: Path, stages: int, stage: int, **spec: Any) -> As
         folder, folder, model=MODEL, inner=INNER, stage=spec_of_stage, events=log, silence_s=NEVER_SILENT_S
     )
     async with (
-        open_host(HostConfig(identity=Identity.generate(), events=log)) as host,
+        open_host(identity=Identity.generate(), events=log) as host,
         open_stage_worker_group(config) as worker_group,
     ):
         worker_group.outer.copy_(split_flat(MODEL, init_flat(MODEL, seed=0), cuts)[stage])
@@ -257,7 +257,7 @@ async def open_impostor(
 ) -> AsyncIterator[Host]:
     """A peer without a stage, that calls as it likes and answers FORWARD with `answer`, if any."""
     log = Log()
-    async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+    async with open_host(identity=Identity.generate(), events=log) as host:
         if answer is not None:
 
             async def on_pass(call: Any) -> tuple[ForwardReply, bytes]:

@@ -14,7 +14,7 @@ import torch
 from peer.checkpoint.hash_tree import hash_state
 from peer.events import Event, EventLog
 from peer.identity import Identity, sign_body
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call
 from swarm.membership.member_record import MemberRecord, member_record
 from swarm.membership.proven_heads import ProvenHead
@@ -40,7 +40,7 @@ async def context_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[Peer
     """A machine of the run, with only what a backup needs."""
     log, seen = EventLog(), list[Event]()
     with log.subscribed(seen.append):
-        async with open_host(HostConfig(identity=Identity.generate(), events=log)) as host:
+        async with open_host(identity=Identity.generate(), events=log) as host:
             config = JoinConfig(home, Invite(manifest.run_id, manifest.authority, ()))
             home.mkdir()
             pause = OwnersPause(log, home / "paused")

@@ -43,7 +43,7 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_driver import ReplicaDriver, ReplicaParts, restore_replica
+from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
 from swarm.state.snapshots import SnapshotStore
@@ -219,7 +219,7 @@ async def open_member(
         trainer = LocalSteps(server, schedule, source, None, lambda: _first_round(table), lost if stage else None)
     snapshots = SnapshotStore(state.size_bytes, 9 << 20)
     snapshots.serve(host.rpc)
-    parts = ReplicaParts(host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), folder / host.peer_id)
+    parts = RoundContext(host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), folder / host.peer_id)
     # The group is known before its members start, so each has drawn its incarnation already.
     session = table[host.peer_id]["session"]
     RecordFiles(parts.folder / "agreement").write({IDENTITY_KEY: session.encode()})

@@ -14,7 +14,7 @@ import trio
 from peer.checkpoint.hash_tree import hash_state
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.rpc import Buffer, Call
 from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import Fetched, FetchedRanges, fetch_ranges, fetch_state
@@ -71,7 +71,7 @@ class Joiner:
 @pytest.fixture
 async def joiner(tmp_path: Path) -> AsyncIterator[Joiner]:
     events = EventLog()
-    async with open_host(HostConfig(identity=Identity.generate(), events=events)) as host:
+    async with open_host(identity=Identity.generate(), events=events) as host:
         yield Joiner(host, tmp_path / "state.part", events)
 
 
@@ -89,7 +89,7 @@ async def donors(*limits: SnapshotLimits) -> AsyncIterator[list[Host]]:
 
 
 def bare_host() -> AbstractAsyncContextManager[Host]:
-    return open_host(HostConfig(identity=Identity.generate(), events=EventLog()))
+    return open_host(identity=Identity.generate(), events=EventLog())
 
 
 ChunkHandler = Callable[[bytes, int], "tuple[StateReply, Buffer]"]

@@ -15,7 +15,7 @@ import trio
 from peer.checkpoint.checkpoint_file import LoadedCheckpoint
 from peer.events import Event, EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from swarm.membership.member_record import MemberRecord
 from swarm.placement.commits import save_commit
 from swarm.placement.stages import open_store
@@ -86,7 +86,7 @@ async def scene_of(
     manifest = msgspec.structs.replace(run_of(3), authority=me.peer_id)
     last, _ = commit_of(manifest, me, stands_at, term=term)
     async with (
-        open_host(HostConfig(identity=me, events=EventLog())) as host,
+        open_host(identity=me, events=EventLog()) as host,
         context_of(manifest, folder / "fresh") as (fresh, events),
     ):
         report = HeadReport(last.head, Member(me.peer_id, "coordinator"), "coordinating", last.links)

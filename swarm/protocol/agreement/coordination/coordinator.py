@@ -52,7 +52,7 @@ class Coordinator:
         self.inquiry: Inquiry | None = None
         self._inquiries = 0
         self._operator = events.RegroupRequested()  # the last one
-        self._kept = OperatorRecord()
+        self._kept = self._before = OperatorRecord()  # now, and before that request
         self._offered: int | None = None  # the round to which the operator was told that the run can go back
 
     # -- start ---------------------------------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ class Coordinator:
         if not (self._chain.head.members or self._context.mute):
             self._not_begun()
             return
-        self._operator = operator
+        self._operator, self._before = operator, self._kept
         excluded = (*self._kept.without, *operator.without)
         without = tuple(peer for peer in dict.fromkeys(excluded) if peer not in operator.readmit)
         self._keep(msgspec.structs.replace(self._kept, without=without))
@@ -273,8 +273,8 @@ class Coordinator:
         """Report that the group has not begun, so it cannot be continued: it begins once enough peers wait."""
         self._fail(0, "the group has not begun")
 
-    def _fail(self, round: int, reason: str) -> None:
-        self._context.out.emit("regroup_failed", round=round, reason=reason)
+    def _fail(self, round: int, reason: str, away: tuple[str, ...] = ()) -> None:
+        self._context.out.emit("regroup_failed", round=round, reason=reason, **({"away": away} if away else {}))
 
     # -- deciding ------------------------------------------------------------------------------------------------------
 
@@ -283,8 +283,13 @@ class Coordinator:
         head = self._chain.head
         if not inquiry.by_operator and (self.is_over or not inquiry.ready or not self.watch.lost(self._barred)):
             return
-        if inquiry.by_operator and not inquiry.overtaken and self._goes_on(answers):
+        asked = inquiry.by_operator and not inquiry.overtaken
+        if asked and self._goes_on(answers):
             self._context.out.emit("regroup_withdrawn", round=head.round, answered=len(inquiry.told))
+            return
+        if asked and self._operator.all_named and (away := answers.unnamed(self._kept.without)):
+            self._keep(msgspec.structs.replace(self._kept, without=self._before.without))  # nothing was done
+            self._fail(head.round, f"members do not answer that were not named: {', '.join(away)}", away)
             return
         bases = answers.bases()
         if not bases:

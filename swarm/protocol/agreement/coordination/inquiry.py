@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -76,6 +76,14 @@ class InquiryResult:
         """Return whether those that answered are a quorum of the present head and one of them holds its state."""
         head = self._chain.head
         return self._context.electorate.enough(head, set(self._told)) and bool(self.holders(head.state_hash))
+
+    def unnamed(self, named: Collection[str]) -> tuple[str, ...]:
+        """Return the members of the present head that did not answer and are not named; none if a quorum answered, as
+        the others can then end no round without it."""
+        head, answered = self._chain.head, {member.peer for member in self._told}
+        if self._context.electorate.enough(head, set(self._told)):
+            return ()
+        return tuple(member.peer for member in head.members if member.peer not in answered.union(named))
 
     def holders(self, state_hash: bytes) -> set[Member]:
         """Return those that answered and hold that state. The coordinator is never a member."""

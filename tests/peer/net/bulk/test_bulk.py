@@ -15,7 +15,7 @@ from peer.net.admissions import Admissions
 from peer.net.bulk.link import BulkConnection
 from peer.net.bulk.tls import Certificate, TlsSocket, client_context
 from peer.net.bulk.transport import OFFER, BulkTransport, Offer, OfferRequest
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.rate_limit import Meter, TokenBucket
@@ -37,9 +37,9 @@ def generous_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 async def pair(bulk_port: int | None = 0) -> AsyncIterator[tuple[Host, Host, Facts]]:
     log = EventLog()
     facts = Facts(log)
-    one = HostConfig(identity=Identity.generate(), events=EventLog())
-    two = HostConfig(identity=Identity.generate(), events=log, bulk_port=bulk_port)
-    async with open_host(one) as a, open_host(two) as b:
+    one = open_host(identity=Identity.generate(), events=EventLog())
+    two = open_host(identity=Identity.generate(), events=log, bulk_port=bulk_port)
+    async with one as a, two as b:
         b.rpc.register(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=60)
         yield a, b, facts
@@ -275,6 +275,6 @@ async def test_a_taken_bulk_port_is_a_resource_error() -> None:
     (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
     port = listener.socket.getsockname()[1]
     with pytest.raises(ResourceError, match=f"bulk port {port}"):
-        async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=port)):
+        async with open_host(identity=Identity.generate(), events=EventLog(), bulk_port=port):
             pass
     await listener.aclose()

@@ -16,7 +16,7 @@ from peer.identity import Identity
 from peer.net.bulk.link import CALLS_MAX, PIECE_BYTES, BulkConnection
 from peer.net.bulk.tls import TlsSocket, client_context
 from peer.net.bulk.transport import OFFER, OfferRequest
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from peer.net.method import Call, Method
 from peer.net.wire import SMALL_BYTES, RequestHeader
@@ -38,9 +38,9 @@ async def pair(limits: NetLimits | None = None, upload: float | None = None) -> 
     """Two connected hosts, of which the second echoes, and its events."""
     log = EventLog()
     facts = Facts(log)
-    one = HostConfig(identity=Identity.generate(), events=EventLog(), upload_bytes_per_s=upload)
-    two = HostConfig(identity=Identity.generate(), events=log, limits=limits or NetLimits())
-    async with open_host(one) as a, open_host(two) as b:
+    one = open_host(identity=Identity.generate(), events=EventLog(), caps=(upload, None))
+    two = open_host(identity=Identity.generate(), events=log, limits=limits or NetLimits())
+    async with one as a, two as b:
         b.rpc.register(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=60)
         yield a, b, facts

@@ -22,7 +22,7 @@ from peer.net.bulk.tls import TlsSocket
 from peer.net.flow import frames
 from peer.net.flow.dialing import StreamWire
 from peer.net.flow.flow import _LATE_S, SILENCE_MAX_S, UNSENT_MAX, Flow
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.rate_limit import Meter, TokenBucket
 from tests.peer.net.test_rpc import Facts
 from tests.peer.support.flow_talk import PAYLOAD_MAX, Block, Note, Talk
@@ -48,9 +48,9 @@ class Pair:
 async def pair(way: str = "tls") -> AsyncIterator[Pair]:
     log = EventLog()
     facts = Facts(log)
-    one = HostConfig(identity=Identity.generate(), events=EventLog())
-    two = HostConfig(identity=Identity.generate(), events=log, bulk_port=0 if way == "tls" else None)
-    async with open_host(one) as a, open_host(two) as b:
+    one = open_host(identity=Identity.generate(), events=EventLog())
+    two = open_host(identity=Identity.generate(), events=log, bulk_port=0 if way == "tls" else None)
+    async with one as a, two as b:
         mine, theirs = Talk(), Talk()
         a.flows.serve(mine)
         b.flows.serve(theirs)
@@ -109,9 +109,9 @@ async def test_one_flow_serves_all_that_open_it() -> None:
 
 
 async def test_a_peer_that_serves_nothing_refuses_flows() -> None:
-    one = HostConfig(identity=Identity.generate(), events=EventLog())
-    two = HostConfig(identity=Identity.generate(), events=EventLog())
-    async with open_host(one) as a, open_host(two) as b:
+    one = open_host(identity=Identity.generate(), events=EventLog())
+    two = open_host(identity=Identity.generate(), events=EventLog())
+    async with one as a, two as b:
         a.flows.serve(Talk())
         await a.connect_address(b.addresses[0], timeout_s=60)
         with pytest.raises(RemoteError, match="takes no flows"):
@@ -187,7 +187,7 @@ async def child() -> AsyncIterator[tuple[int, str]]:
 async def test_a_peer_that_is_killed_or_frozen_ends_the_flow(how: signal.Signals) -> None:
     async with (
         child() as (pid, address),
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+        open_host(identity=Identity.generate(), events=EventLog()) as host,
     ):
         mine = Talk()
         host.flows.serve(mine)
@@ -246,7 +246,7 @@ async def test_a_peer_that_is_slow_keeps_its_flow() -> None:
     """It stands still for less time than a flow waits, again and again."""
     async with (
         child() as (pid, address),
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as host,
+        open_host(identity=Identity.generate(), events=EventLog()) as host,
     ):
         mine = Talk()
         host.flows.serve(mine)

@@ -14,7 +14,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.flow.flows import Pacer
 from peer.net.flow.pacing import FlowPace
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from tests.peer.net.test_rpc import ECHO, Number, echo
 
 
@@ -78,8 +78,8 @@ async def test_a_flow_that_asks_for_no_pace_leaves_the_kernel_alone(monkeypatch:
 async def test_a_connection_is_paced_and_tells_what_has_arrived() -> None:
     payload = bytes(1 << 20)
     async with (
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as a,
-        open_host(HostConfig(identity=Identity.generate(), events=EventLog())) as b,
+        open_host(identity=Identity.generate(), events=EventLog()) as a,
+        open_host(identity=Identity.generate(), events=EventLog()) as b,
     ):
         b.rpc.register(ECHO, echo)
         await a.connect_address(b.addresses[0], timeout_s=60)

@@ -12,7 +12,7 @@ import trio
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.lan import discovery, responder
 from peer.net.lan.announcement import instance_name
 from peer.net.lan.discovery import PEERS_MAX, Lan, on_lan
@@ -33,7 +33,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def host_on(lan: Lan | None, told: Told | None = None) -> AsyncIterator[Host]:
     events = EventLog(watch=lambda event: None if told is None else told.append((event.name, dict(event.fields))))
-    async with open_host(HostConfig(identity=Identity.generate(), events=events)) as host, on_lan(lan, host):
+    async with open_host(identity=Identity.generate(), events=events) as host, on_lan(lan, host):
         yield host
 
 

@@ -21,7 +21,7 @@ from peer.errors import DialError
 from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.connection_counts import TELL_S, ConnectionCounts
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes import inbound_limits
 from peer.net.libp2p_fixes.peer_cleanup import OnConnections
 from peer.net.limits import NetLimits
@@ -44,7 +44,7 @@ def small_caps(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def a_host(events: EventLog | None = None, **limits: Any) -> AsyncIterator[Host]:
     caps = NetLimits(connections=CONNECTIONS, **limits)
-    async with open_host(HostConfig(identity=Identity.generate(), events=events or EventLog(), limits=caps)) as host:
+    async with open_host(identity=Identity.generate(), events=events or EventLog(), limits=caps) as host:
         host.rpc.register(ECHO, echo)
         yield host
 
@@ -143,8 +143,8 @@ async def test_a_peer_that_is_full_dials_nobody_and_says_why() -> None:
     events = EventLog()
     async with a_host() as other, a_host() as third:
         caps = NetLimits(connections=1)
-        config = HostConfig(identity=Identity.generate(), events=events, limits=caps)
-        async with open_host(config) as full:
+        config = open_host(identity=Identity.generate(), events=events, limits=caps)
+        async with config as full:
             with events.subscribed(told.append):
                 await full.connect_address(other.addresses[0], timeout_s=60)
                 with pytest.raises(DialError, match="1 connections are open"):

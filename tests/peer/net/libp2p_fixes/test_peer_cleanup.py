@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractAsyncContextManager
+
 import trio
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes.peer_cleanup import LINGER_S
 from tests.peer.net.test_rpc import ECHO, Number, echo
 
 STRANGERS = 6
 
 
-def config() -> HostConfig:
-    return HostConfig(identity=Identity.generate(), events=EventLog())
+def new_host() -> AbstractAsyncContextManager[Host]:
+    return open_host(identity=Identity.generate(), events=EventLog())
 
 
 def kept_of_others(host: Host) -> dict[str, int]:
@@ -30,13 +32,13 @@ def kept_of_others(host: Host) -> dict[str, int]:
 
 
 async def test_nothing_is_kept_of_disconnected_peers() -> None:
-    async with open_host(config()) as host, open_host(config()) as friend:
+    async with new_host() as host, new_host() as friend:
         host.rpc.register(ECHO, echo)
         friend.rpc.register(ECHO, echo)
         await host.connect_address(friend.addresses[0], timeout_s=30)
         await host.rpc.call(friend.peer_id, ECHO, Number(1), bytes(1 << 20), timeout_s=30, bulk=True)
         for _ in range(STRANGERS):
-            async with open_host(config()) as stranger:
+            async with new_host() as stranger:
                 stranger.rpc.register(ECHO, echo)
                 await stranger.connect_address(host.addresses[0], timeout_s=30)
                 for caller, called in ((stranger, host), (host, stranger)):
@@ -52,14 +54,14 @@ async def test_nothing_is_kept_of_disconnected_peers() -> None:
 
 async def test_late_entries_are_dropped_at_the_next_disconnection() -> None:
     """A peer that is about to be dialled may tell its addresses after its connection has ended."""
-    async with open_host(config()) as host:
+    async with new_host() as host:
         store = host.libp2p.get_peerstore()
-        async with open_host(config()) as late, open_host(config()) as early:
+        async with new_host() as late, new_host() as early:
             late_id, early_id = late.libp2p.get_id(), early.libp2p.get_id()
         for peer in (late_id, early_id):
             store.add_protocols(peer, ["/whatever"])
         store.peer_data_map[late_id].last_identified -= int(2 * LINGER_S)
-        async with open_host(config()) as stranger:
+        async with new_host() as stranger:
             await stranger.connect_address(host.addresses[0], timeout_s=30)
         with trio.fail_after(300):
             while store.has_peer(late_id):

@@ -16,7 +16,7 @@ from libp2p.network.stream.net_stream import NetStream
 from peer.errors import ConnectionLost
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes import streams, yamux
 from peer.net.libp2p_fixes.noise import NoiseTransport
 from peer.net.method import Call, Method
@@ -69,8 +69,8 @@ class Served:
 
 @asynccontextmanager
 async def two_hosts() -> AsyncIterator[Served]:
-    configs = [HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None) for _ in range(2)]
-    async with open_host(configs[0]) as caller, open_host(configs[1]) as server:
+    hosts = [open_host(identity=Identity.generate(), events=EventLog(), bulk_port=None) for _ in range(2)]
+    async with hosts[0] as caller, hosts[1] as server:
         await caller.connect_address(server.addresses[0], timeout_s=60)
         yield Served(caller, server)
 

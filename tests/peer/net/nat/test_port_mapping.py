@@ -12,7 +12,7 @@ import trio
 
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import HostConfig, open_host
+from peer.net.host import open_host
 from peer.net.nat import port_mapping
 from peer.net.nat.port_mapping import keep_mapped, port_to_map
 from peer.net.reach import LOCAL
@@ -92,9 +92,9 @@ async def test_a_host_announces_where_the_router_leads_to_it(monkeypatch: pytest
     router, on_loopback = UpnpRouter(), miniupnpc.UPnP
     monkeypatch.setattr("peer.net.nat.port_mapping.miniupnpc.UPnP", lambda: on_loopback("127.0.0.1"))
     monkeypatch.setattr("peer.net.host.port_to_map", lambda addresses: int(addresses[0].split("/")[4]))
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, map_port=True))
+    config = open_host(identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, map_port=True))
     with serving(router), trio.fail_after(20):
-        async with open_host(config) as host:
+        async with config as host:
             (listening,) = host.addresses
             while len(host.addresses) < 2:
                 await trio.sleep(0.02)

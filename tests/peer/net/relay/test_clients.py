@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 from peer.errors import DialError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.method import Call, Method
 from peer.net.nat.reachability import probe
 from peer.net.reach import LOCAL
@@ -61,9 +61,9 @@ def relay(request: pytest.FixtureRequest) -> AbstractAsyncContextManager[str]:
 
 @asynccontextmanager
 async def a_host(*relays: str) -> AsyncIterator[Host]:
-    config = HostConfig(identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, relays=relays))
+    config = open_host(identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, relays=relays))
     placed = trio.Event()
-    async with open_host(config) as host:
+    async with config as host:
         host.rpc.register(ECHO, _echo)
         host.traversal.changed = placed.set
         with trio.fail_after(300):

@@ -20,7 +20,7 @@ from multiaddr import Multiaddr
 from peer.errors import ConfigError, ResourceError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.libp2p_fixes import identify
 from peer.net.libp2p_fixes.yamux_stream import YamuxStream
 from peer.net.nat.circuit_relay import HOP, MESSAGE_BYTES_MAX, STOP, CircuitRefused, read_message, reserve
@@ -74,7 +74,7 @@ class Client:
 @asynccontextmanager
 async def a_client(relay: str) -> AsyncIterator[Client]:
     bare, _, peer = relay.partition("/p2p/")
-    async with open_host(HostConfig(identity=Identity.generate(), events=EventLog(), bulk_port=None)) as host:
+    async with open_host(identity=Identity.generate(), events=EventLog(), bulk_port=None) as host:
         connection = await host.libp2p.get_network().dial_addr(Multiaddr(bare), ID.from_base58(peer))
         yield Client(host, peer, connection)
 
@@ -244,10 +244,10 @@ async def test_a_relay_behind_a_relay_serves_none(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("peer.net.nat.traversal.Traversal._seek_direct", _stay)
     placed = trio.Event()
     async with a_relay() as relay, a_client(relay.addresses[0]) as client:
-        hidden = HostConfig(
+        hidden = open_host(
             identity=Identity.generate(), events=EventLog(), reach=replace(LOCAL, relays=(relay.addresses[0],))
         )
-        async with open_host(hidden) as host:
+        async with hidden as host:
             HopServer(host, RelayLimits())
             host.traversal.changed = placed.set
             await until(lambda: bool(host.traversal.addresses))

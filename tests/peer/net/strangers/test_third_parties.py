@@ -11,7 +11,7 @@ import trio
 from peer.errors import DialError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, HostConfig, open_host
+from peer.net.host import Host, open_host
 from peer.net.strangers import claims
 from peer.net.strangers.claims import FAILURES_AT_ONE_MAX
 from tests.peer.net.test_rpc import hosts
@@ -91,11 +91,11 @@ async def test_what_is_believed_costs_a_third_party_a_bounded_number(
 
 
 async def test_a_peer_that_was_found_at_an_address_is_dialled_there_as_often_as_need_be() -> None:
-    config = HostConfig(identity=Identity.generate(), events=EventLog())
+    config = open_host(identity=Identity.generate(), events=EventLog())
     async with (
         third_party(4) as third,
         server_and_guest(named=True) as (server, guest),
-        open_host(config) as honest,
+        config as honest,
     ):
         server.learn(honest.peer_id, honest.addresses, told_by=guest.peer_id)
         await server.connect(honest.peer_id, timeout_s=60)

@@ -60,6 +60,57 @@ def test_a_question_that_the_coordinator_slept_over_is_asked_again() -> None:
     assert {member.peer for member in group.head("A").members} == set("ABC")
 
 
+@pytest.mark.parametrize("down", [False, True])
+def test_a_member_that_does_not_answer_and_is_not_named_stops_the_request(down: bool) -> None:
+    """Its connection was there when the request came, and gone before the question: the run went on without it."""
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    for peer in "BC":
+        group.crash(peer)
+    group.run(60.0)
+    if down:
+        group.event(COORDINATOR, events.PeerUp("C"))
+        group.event(COORDINATOR, events.RegroupRequested(without=("B",), all_named=True))
+        group.event(COORDINATOR, events.PeerDown("C"))
+    else:
+        group.event(COORDINATOR, events.RegroupRequested(without=("B",), all_named=True))
+    group.run(10.0)
+    (told,) = group.told(COORDINATOR, "regroup_failed")
+    assert told["away"] == ("C",) and str(told["reason"]).endswith("were not named: C")
+    assert group.head("A").term == 1
+    group.event(COORDINATOR, events.RegroupRequested(without=("B", "C"), all_named=True))
+    group.run(10.0)
+    assert group.head("A").term == 2 and group.head("A").members == (group.member("A"),)
+
+
+def test_a_request_that_was_stopped_leaves_nobody_out() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    for peer in "BC":
+        group.crash(peer)
+    group.run(60.0)
+    group.event(COORDINATOR, events.RegroupRequested(without=("B",), all_named=True))
+    group.run(10.0)
+    assert group.told(COORDINATOR, "regroup_failed")
+    group.start("B")
+    lose(group, no_round(*"AB"))
+    group.run(700.0)
+    group.event(COORDINATOR, events.RegroupRequested(without=("C",), all_named=True))
+    group.run(10.0)
+    assert {member.peer for member in group.head("A").members} == set("AB")
+
+
+def test_members_that_a_quorum_does_without_need_not_be_named() -> None:
+    group = GroupOfNodes("ABC")
+    group.run_to(2)
+    group.crash("C")
+    lose(group, no_round(*"AB"))
+    group.run(700.0)
+    group.event(COORDINATOR, events.RegroupRequested(all_named=True))
+    group.run(10.0)
+    assert group.head("A").term == 2 and {member.peer for member in group.head("A").members} == set("AB")
+
+
 def test_a_peer_that_was_left_out_stays_out_until_the_operator_says_otherwise() -> None:
     """A restart forgot it, and so did the next plain request."""
     group = GroupOfNodes("ABC")
