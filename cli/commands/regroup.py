@@ -68,14 +68,14 @@ def regroup(home: Path | None, without: tuple[str, ...], readmit: tuple[str, ...
         raise NoQuorum(f"{several(len(stuck), 'group')} cannot continue: {remedy.advice}")
 
 
-_GOES_ON: Final = ("regrouped", "begun", "withdrawn")
+_GOES_ON: Final = ("resumed", "begun", "withdrawn")
 
 
 def told(outcome: GroupOutcome) -> str:
     """Return what came of the request in one group, as a sentence."""
     name = "the run" if outcome.stage is None else f"stage {outcome.stage}"
     match outcome.outcome:
-        case "regrouped":
+        case "resumed":
             members = several(outcome.members, "member")
             return f"{name} resumes from round {outcome.round} with {members} (term {outcome.term})"
         case "begun":

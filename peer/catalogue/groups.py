@@ -104,6 +104,8 @@ class MemberUnsaved(Happening, frozen=True):
 
 
 class Regrouped(Happening, frozen=True):
+    """A term begins."""
+
     told: ClassVar = ("term", "round", "members", "undone", "stage")
     shared: ClassVar = True
     term: int
@@ -151,6 +153,8 @@ class QuorumLost(Happening, frozen=True):
 
 
 class CoordinatorRestored(Happening, frozen=True):
+    """The coordinator's disk is not the newest one: it waits for `peer regroup`."""
+
     round: int | None = None
     term: int | None = None
     stage: int | None = None
@@ -216,6 +220,8 @@ class RunReplaced(Happening, frozen=True):
 
 
 class SecondProcess(Happening, frozen=True):
+    """Another process was started with this coordinator's key, and has stopped."""
+
     shared: ClassVar = True
     ip: str = ""
 

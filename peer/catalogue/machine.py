@@ -18,6 +18,8 @@ class Bug(Happening, frozen=True):
 
 
 class CheckpointFailed(Happening, frozen=True):
+    """A checkpoint could not be written."""
+
     told: ClassVar = ("round",)
     round: int
     reason: str = ""
@@ -27,6 +29,8 @@ class CheckpointFailed(Happening, frozen=True):
 
 
 class CheckpointSaved(Happening, frozen=True):
+    """A checkpoint is on disk."""
+
     told: ClassVar = ("round",)
     round: int
     path: str = ""
@@ -110,6 +114,8 @@ class PortMapped(Happening, frozen=True):
 
 
 class PortNotMapped(Trouble, frozen=True):
+    """The router opens no port."""
+
     port: int = 0
 
 
@@ -147,6 +153,8 @@ class TrackingFailed(Trouble, frozen=True):
 
 
 class WorkerDied(Happening, frozen=True):
+    """The worker process has ended; another one starts."""
+
     told: ClassVar = ()
     pid: int | None = None
     cause: str = ""
@@ -156,6 +164,8 @@ class WorkerDied(Happening, frozen=True):
 
 
 class WorkerFailed(Happening, frozen=True):
+    """The worker failed in a round, or no new one could be started."""
+
     told: ClassVar = ("round",)
     round: int | None = None
     reason: str | None = None

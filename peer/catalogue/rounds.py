@@ -10,6 +10,8 @@ from peer.figures import several
 
 
 class AttemptBegun(Happening, frozen=True):
+    """A leader begins an attempt at a round."""
+
     told: ClassVar = ("round", "attempt", "stage")
     round: int
     attempt: int = 0
@@ -52,6 +54,8 @@ class ContributionJudged(Happening, frozen=True):
 
 
 class InnerStep(Happening, frozen=True):
+    """A worker has made an inner step."""
+
     step: int
     loss: float | None = None
     """None for a step that was skipped."""
@@ -69,6 +73,8 @@ class MergeFailed(Happening, frozen=True):
 
 
 class PhaseEntered(Happening, frozen=True):
+    """This peer enters a phase of a round."""
+
     told: ClassVar = ("round", "phase")
     round: int
     phase: str
@@ -159,12 +165,16 @@ class RoundEmpty(Happening, frozen=True):
 
 
 class RoundPlanned(Happening, frozen=True):
+    """The leader's plan of a round has come."""
+
     told: ClassVar = ("round", "members")
     round: int
     members: int = 0
 
 
 class RoundTrained(Happening, frozen=True):
+    """This peer has made its local steps of a round."""
+
     told: ClassVar = ("round", "steps", "loss", "busy_s", "idle_s")
     round: int
     steps: int = 0
@@ -215,6 +225,8 @@ class FetchedState(Happening, frozen=True):
 
 
 class StateProgress(Happening, frozen=True):
+    """Bytes of a state that is fetched."""
+
     done_bytes: int
     size_bytes: int
 
@@ -237,6 +249,8 @@ class StepsSkipped(Happening, frozen=True):
 
 
 class ValEvaluated(Happening, frozen=True):
+    """This peer has measured the held-out loss."""
+
     told: ClassVar = ("round", "loss")
     round: int
     loss: float | None = None

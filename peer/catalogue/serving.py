@@ -28,6 +28,8 @@ class CommitUnserved(Happening, frozen=True):
 
 
 class LoadChanged(Happening, frozen=True):
+    """The load of a server, once a second at most."""
+
     sessions: int = 0
     clients: int = 0
     waiting_tokens: int = 0
@@ -46,18 +48,24 @@ class LoadingBegun(Happening, frozen=True):
 
 
 class LoadingEnded(Happening, frozen=True):
+    """The phase has ended."""
+
     phase: str
     size_bytes: int = 0
     seconds: float = 0.0
 
 
 class LoadingProgress(Happening, frozen=True):
+    """Bytes of the phase so far."""
+
     phase: str
     done_bytes: int = 0
     size_bytes: int = 0
 
 
 class ModelEntered(Happening, frozen=True):
+    """The server knows its model."""
+
     name: str
     blocks: int
     chat_template: str

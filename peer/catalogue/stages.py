@@ -9,6 +9,8 @@ from peer.figures import several
 
 
 class BackupSaved(Happening, frozen=True):
+    """The backup of another stage is on this disk."""
+
     told: ClassVar = ("stage", "round")
     stage: int
     round: int
@@ -16,6 +18,8 @@ class BackupSaved(Happening, frozen=True):
 
 
 class MoveStarted(Happening, frozen=True):
+    """This peer moves to another stage."""
+
     told: ClassVar = ("source", "target", "gain")
     source: int
     target: int
@@ -44,6 +48,8 @@ class PipelineLost(Happening, frozen=True):
 
 
 class PipelineProgress(Happening, frozen=True):
+    """Micro-batches that this source has dispatched, and what became of them."""
+
     dispatched: int
     completed: int
     retried: int
@@ -97,6 +103,8 @@ class ReplicaOpened(Happening, frozen=True):
 
 
 class StageLoad(Happening, frozen=True):
+    """How busy this replica is."""
+
     queue: float
     rate: float
     """Micro-batches a second."""
@@ -105,6 +113,8 @@ class StageLoad(Happening, frozen=True):
 
 
 class StagesMissing(Happening, frozen=True):
+    """The stages without a replica at work have changed."""
+
     stages: tuple[str, ...]
 
     def words(self, who: Who) -> str:
@@ -113,6 +123,8 @@ class StagesMissing(Happening, frozen=True):
 
 
 class StageRestored(Happening, frozen=True):
+    """This peer has begun a stage without replicas, from backups."""
+
     told: ClassVar = ("stage", "round")
     stage: int
     round: int

@@ -31,7 +31,7 @@ _DECIDED: Final[dict[str, Outcome]] = {
     "regroup_withdrawn": "withdrawn",
     "regroup_undoes": "would_undo",
     "regroup_failed": "failed",
-    Regrouped.event_name(): "regrouped",
+    Regrouped.event_name(): "resumed",
 }
 
 
@@ -86,7 +86,7 @@ async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutc
     unnamed = _names(fields, "away")
     outcome: Outcome = "unnamed" if unnamed else _DECIDED[event]
     term = _number(fields, "term")
-    if outcome == "regrouped":
+    if outcome == "resumed":
         await group.told.until(lambda: group.head.term >= term, SPARE_S)
     return GroupOutcome(
         outcome,

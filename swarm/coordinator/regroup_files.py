@@ -24,7 +24,7 @@ FILE_BYTES_MAX: Final = 1 << 20
 LOOK_EVERY_S: Final = 0.2
 ANSWER_S: Final = 120.0  # a pipeline's groups are asked together, and each needs some seconds
 
-Outcome = Literal["regrouped", "begun", "withdrawn", "would_undo", "failed", "silent", "unnamed", "unbegun"]
+Outcome = Literal["resumed", "begun", "withdrawn", "would_undo", "failed", "silent", "unnamed", "unbegun"]
 Read = TypeVar("Read")
 
 

@@ -20,7 +20,7 @@ from tests.swarm.coordinator.run_scene import open_run
 @pytest.mark.parametrize(
     ("outcome", "sentence"),
     [
-        ("regrouped", "the run resumes from round 7 with 2 members (term 3)"),
+        ("resumed", "the run resumes from round 7 with 2 members (term 3)"),
         ("withdrawn", "the run continues by itself from round 7: nothing changed"),
         ("would_undo", "the run could continue only by undoing 3 rounds and resuming from round 7: nothing changed"),
         ("failed", "the run is stuck at round 7: the disk is full"),

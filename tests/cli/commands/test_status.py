@@ -16,7 +16,9 @@ from cli.commands.status import status
 from cli.commands.top import top
 from cli.run import report_failure
 from cli.terminal.screen import screen
-from cli.views.monitor_view import _member_cells, _server_cells, _table, monitor_view
+from cli.views.columns import table_lines
+from cli.views.members import member_cells, server_cells
+from cli.views.monitor_view import monitor_view
 from peer.errors import ConfigError, DialError, NotAdmitted
 from peer.identity import Identity
 from swarm.monitor import collector
@@ -41,12 +43,12 @@ def test_a_home_without_a_loss_is_told(tmp_path: Path) -> None:
     assert isinstance(result.exception, ConfigError) and "have no loss: give the --home" in str(result.exception)
 
 
-@pytest.mark.parametrize("cells", [_member_cells, _server_cells])
+@pytest.mark.parametrize("cells", [member_cells, server_cells])
 @pytest.mark.parametrize("width", [40, 60, 80, 160])
 def test_a_table_leaves_out_columns_and_cuts_no_cell(cells: Any, width: int) -> None:
     member = crowd().members[0]
     row = {**dict.fromkeys(cells(member), "12345678"), "phase": "exchanging"}
-    heading, line = (text.plain for text in _table([(row, "")], width))
+    heading, line = (text.plain for text in table_lines([(row, "")], width))
     assert {"peer", "phase"} <= set(heading.split()) and (width < 160 or heading.split() == list(row))
     assert len(line) <= width + 1 and set(line.split()) == {"12345678", "exchanging"}
 

@@ -45,7 +45,7 @@ async def test_a_group_that_lost_its_majority_goes_on_when_the_operator_says_so(
         outcome = await ask(run, gone[0])
         assert (outcome.outcome, outcome.away) == ("unnamed", gone[1:]) and group.head.term == 1
         outcome = await ask(run, *gone)
-        assert (outcome.outcome, outcome.stage, outcome.term, outcome.members) == ("regrouped", None, 2, 1)
+        assert (outcome.outcome, outcome.stage, outcome.term, outcome.members) == ("resumed", None, 2, 1)
         assert outcome.round >= stood.round
         await run.until(lambda: left.head.term == 2 and left.head.round > outcome.round)
         assert run.seen("regroup_asked") and [member.peer for member in group.head.members] == [left.peer]
@@ -84,7 +84,7 @@ async def test_rounds_are_taken_back_only_if_the_operator_says_so(tmp_path: Path
         outcome = await ask(run, *outcome.away)
         assert outcome.outcome == "would_undo" and run.groups[0].head == last and outcome.undone == last.round
         outcome = await ask(run, *run.groups[0].away, undo=True)
-        assert (outcome.outcome, outcome.round, outcome.members) == ("regrouped", 0, 1)
+        assert (outcome.outcome, outcome.round, outcome.members) == ("resumed", 0, 1)
         await run.until(lambda: again.head.term == outcome.term and again.head.round >= 1)
 
 
