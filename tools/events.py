@@ -21,7 +21,7 @@ def meaning(kind: type[Happening]) -> str:
     """Return the first paragraph of its docstring, else the sentence that a user sees."""
     doc = kind.__dict__.get("__doc__") or ""
     text = " ".join(doc.split("\n\n")[0].split()) if doc else kind.said
-    text = text.replace("{of}", "").replace("{why}", ": {reason}")
+    text = text.removeprefix("{teller}").strip().replace("{of}", "").replace("{why}", ": {reason}")
     return re.sub(r"\{(\w+)(?:!p|:[^}]*)?\}", r"*\1*", text).replace("|", "\\|").lstrip(": ")
 
 

@@ -55,7 +55,8 @@ def _regrouped(view: ViewState, peer: LivePeer, at: float, event: groups.Regroup
 
 def _quorum_lost(view: ViewState, peer: LivePeer, at: float, event: groups.QuorumLost) -> bool:
     view.group(event.stage, "cannot go on")
-    view.note(f"{event.words(view.name_of)}: {event.remedy(view.name_of, view.home_option(peer))}")
+    remedy = event.remedy(view.name_of, view.home_option(peer))
+    view.note(f"{event.sentence(peer.name, view.name_of)}: {remedy}")
     return False
 
 

@@ -105,7 +105,7 @@ class _Log:
             self.last_round = event.round
         if isinstance(event, MemberJoined) and len(self.names) < _NAMES_MAX:
             self.names[event.peer] = plain(event.name, _NAME_CHARS)
-        if event.words(str):
+        if event.sentence("", str):
             self.events.append(found)
 
     @property

@@ -105,7 +105,7 @@ def _round_discarded(view: ViewState, peer: LivePeer, at: float, event: rounds.D
         view.discarded[place] = event.reason
         view.trim(view.discarded)
         peer.claim(phase=_BETWEEN)
-        view.note(replace(event, stage=peer.claims.stage).words(view.name_of))
+        view.note(replace(event, stage=peer.claims.stage).sentence("", view.name_of))
     return False
 
 
@@ -173,7 +173,7 @@ def _note_those_here(view: ViewState, peer: LivePeer, event: Happening) -> None:
     if view.min_peers and len(view.peers) == 1 and not begun:
         here, needed = len(view.here), view.min_peers
         count = f"{here} of {several(needed, 'peer')}" if here <= needed else f"{here} peers"
-        view.note(f"{event.words(view.name_of)}: {count}")
+        view.note(f"{event.sentence('', view.name_of)}: {count}")
 
 
 def _run_finished(view: ViewState, peer: LivePeer, at: float, event: rounds.RunFinished) -> bool:
@@ -303,4 +303,9 @@ PEER_EVENTS: Final[dict[type[Happening], Handler]] = {
     stages.MoveStarted: _move_started,
     stages.TextFed: _text_fed,
 }
-"""Events without a handler change nothing, and are news."""
+"""Events without a handler change nothing, and are news but for these, which only the log of the whole run has."""
+IN_LOG_ONLY: Final = (
+    rounds.AttemptFailed, rounds.CatchUpFailed, rounds.ContributionJudged, rounds.MergeFailed, rounds.RoundEmpty,
+    rounds.FetchedState, groups.PeerPenalized, stages.PipelineLost, stages.PipelineRedispatched,
+    stages.PipelineResumed, stages.PipelineWaiting,
+)  # fmt: skip

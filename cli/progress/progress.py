@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from cli.progress.groups import GROUP_EVENTS
-from cli.progress.peers import PEER_EVENTS
+from cli.progress.peers import IN_LOG_ONLY, PEER_EVENTS
 from cli.progress.state import ViewState
 from peer.catalogue.reading import happening
 from peer.plain_text import plain
@@ -35,7 +35,7 @@ class Progress(ViewState):
             if found is None:
                 return
             handler = _HANDLERS.get(type(found))
-            is_news = handler(self, peer, at, found) if handler is not None else not found.in_log_only
+            is_news = handler(self, peer, at, found) if handler is not None else not isinstance(found, IN_LOG_ONLY)
             if is_news and (sentence := found.sentence(peer.name, self.name_of)):
                 self.note(plain(sentence, _NOTE_CHARS_MAX))
         except OSError:

@@ -22,19 +22,18 @@ class RunEntered(Happening, frozen=True):
     stages: int = 1
     tokenizer: str = ""
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         cut = f"a model in {self.stages} stages, " if self.stages > 1 else ""
         until = several(self.rounds, "round") if self.rounds else "no last round"
         read = {"": "", "bytes": ", text as bytes"}.get(
             self.tokenizer, f", text by tokenizer.json {self.tokenizer[:8]}"
         )
-        return f"is in the run {self.name!r}: {cut}{until}{read}"
+        return f"{teller} is in the run {self.name!r}: {cut}{until}{read}"
 
 
 class MemberJoined(Happening, frozen=True):
     told: ClassVar = ("peer", "name")
     said: ClassVar = "{peer!p} is here"
-    shared: ClassVar = True
     peer: str
     name: str = ""
     role: str = ""
@@ -43,7 +42,6 @@ class MemberJoined(Happening, frozen=True):
 class MemberLeft(Happening, frozen=True):
     told: ClassVar = ("peer", "name")
     said: ClassVar = "{peer!p} is gone"
-    shared: ClassVar = True
     peer: str
     name: str = ""
     role: str = ""
@@ -52,14 +50,12 @@ class MemberLeft(Happening, frozen=True):
 class PeerSuspect(Happening, frozen=True):
     told: ClassVar = ("peer",)
     said: ClassVar = "{peer!p} is not heard"
-    shared: ClassVar = True
     peer: str
 
 
 class PeerRecovered(Happening, frozen=True):
     told: ClassVar = ("peer",)
     said: ClassVar = "{peer!p} is heard again"
-    shared: ClassVar = True
     peer: str
 
 
@@ -67,8 +63,7 @@ class PeerPenalized(Happening, frozen=True):
     """A peer broke the protocol."""
 
     told: ClassVar = ("peer", "reason", "count")
-    said: ClassVar = "refuses what {peer!p} sent{why}"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} refuses what {peer!p} sent{why}"
     peer: str
     reason: str = ""
     count: int | None = None
@@ -97,7 +92,6 @@ class MemberUnsaved(Happening, frozen=True):
     """A member says that its disk takes nothing."""
 
     said: ClassVar = "{name} {reason}: it takes part in no round until its owner frees some space, or starts it again"
-    shared: ClassVar = True
     name: str
     reason: str
     peer: str = ""
@@ -107,14 +101,13 @@ class Regrouped(Happening, frozen=True):
     """A term begins."""
 
     told: ClassVar = ("term", "round", "members", "undone", "stage")
-    shared: ClassVar = True
     term: int
     round: int = 0
     members: int = 0
     undone: int = 0
     stage: int | None = None
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         members = several(self.members, "member")
         if self.term == 1:
             return f"{self.group} begins with {members}"
@@ -128,7 +121,6 @@ class QuorumLost(Happening, frozen=True):
     """Too few voters answer, or no peer that answers has the last weights."""
 
     told: ClassVar = ("round", "stage")
-    shared: ClassVar = True
     round: int
     reason: str = ""
     away: tuple[str, ...] = ()
@@ -136,7 +128,7 @@ class QuorumLost(Happening, frozen=True):
     """Whether no member answers."""
     stage: int | None = None
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         why = f" ({self.reason})" if self.reason else ""
         return f"{self.group} cannot go on from round {self.round}{why}"
 
@@ -165,8 +157,8 @@ class GroupFull(Happening, frozen=True):
 
     told: ClassVar = ("round", "most", "stage")
     said: ClassVar = (
-        "waits for a place: {group} has {most:peer}, as many as its [run] max_peers allows; it is taken in once one of"
-        " these has left"
+        "{teller} waits for a place: {group} has {most:peer}, as many as its [run] max_peers allows; it is taken in"
+        " once one of these has left"
     )
     most: int
     round: int = 0
@@ -180,7 +172,6 @@ class PrefixFull(Happening, frozen=True):
         "{waiting:peer} of the address prefix {prefix} must wait: a group has {most:member} of one prefix at most; for"
         " more machines of one network, create the run with a higher [run] members_per_prefix"
     )
-    shared: ClassVar = True
     prefix: str
     waiting: int
     most: int
@@ -192,7 +183,6 @@ class RosterFull(Happening, frozen=True):
     """A round had no room for some contributions."""
 
     told: ClassVar = ("round", "members", "bytes", "left_out", "stage")
-    shared: ClassVar = True
     round: int
     members: int
     bytes: int
@@ -200,7 +190,7 @@ class RosterFull(Happening, frozen=True):
     peers: tuple[str, ...] = ()
     stage: int | None = None
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         held, names = several(self.members, "update"), ", ".join(map(who, self.peers[:_NAMES_MAX]))
         return (
             f"round {self.round} of {self.group} has room for {held} ({size_text(self.bytes)}), not for"
@@ -214,7 +204,6 @@ class RunReplaced(Happening, frozen=True):
         "RUN.toml describes another run than {name} {run_id}, in which no peer has committed: that one is replaced, its"
         " invite no longer holds, and its files lie in the home's folder `replaced`"
     )
-    shared: ClassVar = True
     run_id: str
     name: str
 
@@ -222,10 +211,9 @@ class RunReplaced(Happening, frozen=True):
 class SecondProcess(Happening, frozen=True):
     """Another process was started with this coordinator's key, and has stopped."""
 
-    shared: ClassVar = True
     ip: str = ""
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         where = f" at {self.ip}" if self.ip else ""
         return (
             f"another process was started{where} with this coordinator's key, and has stopped: keep one home with that"
@@ -247,11 +235,10 @@ class VotesInOneHand(Happening, frozen=True):
 class InviteWithdrawn(Happening, frozen=True):
     """The invite printed before brings in no other peer."""
 
-    shared: ClassVar = True
     kept: tuple[str, ...]
     dropped: int
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         names = ", ".join(map(plain, self.kept[:_NAMES_MAX])) or "no peer"
         more = f" and {len(self.kept) - _NAMES_MAX} more" if len(self.kept) > _NAMES_MAX else ""
         are = "is" if self.dropped == 1 else "are"
@@ -263,7 +250,6 @@ class InviteWithdrawn(Happening, frozen=True):
 
 class StageSetBack(Happening, frozen=True):
     said: ClassVar = "{group} continues at round {goes_on_at} like the others, with the weights it had at round {round}"
-    shared: ClassVar = True
     round: int
     goes_on_at: int
     stage: int | None = None
@@ -271,7 +257,6 @@ class StageSetBack(Happening, frozen=True):
 
 class LastStateMissing(Happening, frozen=True):
     said: ClassVar = "the last state of {group}, of round {round}, is not kept yet: {reason}"
-    shared: ClassVar = True
     round: int
     reason: str
     stage: int | None = None

@@ -33,11 +33,7 @@ class Happening(msgspec.Struct, frozen=True):
     """The fields that other peers are told: no address, path or text of an error. None: not even its name."""
     said: ClassVar[str] = ""
     """The sentence for a user: fields and properties by name, `{peer!p}` for a peer's name, `{members:member}` for
-    "3 members"."""
-    shared: ClassVar[bool] = False
-    """Whether several peers tell of the same thing, so that the sentence does not begin with the teller's name."""
-    in_log_only: ClassVar[bool] = False
-    """Whether the log of a run has its words, and the live view of one peer does not."""
+    "3 members", `{teller}` for the peer that tells. Without the last, several peers tell of the same thing."""
 
     @classmethod
     @cache
@@ -72,17 +68,11 @@ class Happening(msgspec.Struct, frozen=True):
     @property
     def why(self) -> str:
         """The reason after a colon, where it is known."""
-        return f": {reason}" if (reason := getattr(self, "reason", "")) else ""
-
-    def words(self, who: Who) -> str:
-        """Return what it `said`, as far as the fields are known; empty where the event has no words. If not `shared`,
-        it goes on after the teller's name, or after a colon of its own."""
-        return _Sentence(who).vformat(self.said, (), _Attributes(self))
+        return because(getattr(self, "reason", ""))
 
     def sentence(self, teller: str, who: Who) -> str:
-        """Return the whole sentence."""
-        words = self.words(who)
-        return words if self.shared or not words else f"{teller}{'' if words.startswith(':') else ' '}{words}"
+        """Return what it `said`, as far as the fields are known; empty where the event has no words."""
+        return _Sentence(who).vformat(self.said, (), _Attributes(self, teller))
 
 
 class OwnRound(Happening, frozen=True):
@@ -110,16 +100,16 @@ class OwnRound(Happening, frozen=True):
 class Trouble(Happening, frozen=True):
     """An event whose words are its reason."""
 
-    said: ClassVar = "{why}"
+    said: ClassVar = "{teller}{why}"
     reason: str = ""
 
 
 class _Attributes(Mapping[str, Any]):
-    def __init__(self, event: Happening) -> None:
-        self._event = event
+    def __init__(self, event: Happening, teller: str) -> None:
+        self._event, self._teller = event, teller
 
     def __getitem__(self, name: str) -> Any:
-        return getattr(self._event, name)
+        return self._teller if name == "teller" else getattr(self._event, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._event.__struct_fields__)
@@ -137,6 +127,10 @@ class _Sentence(Formatter):
 
     def format_field(self, value: Any, spec: str) -> Any:
         return several(value, spec) if len(spec) > 1 and spec.isalpha() else super().format_field(value, spec)
+
+
+def because(reason: str | None) -> str:
+    return f": {reason}" if reason else ""
 
 
 def of_stage(stage: int | None) -> str:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from peer.catalogue.happening import Happening, Trouble, Who
+from peer.catalogue.happening import Happening, Trouble, Who, because
 from peer.figures import several, size_text
 
 
 class Bug(Happening, frozen=True):
     """A fault of ours, which ended one request."""
 
-    said: ClassVar = ": {error}"
+    said: ClassVar = "{teller}: {error}"
     error: str
     where: str = ""
     trace: tuple[str, ...] = ()
@@ -24,8 +24,8 @@ class CheckpointFailed(Happening, frozen=True):
     round: int
     reason: str = ""
 
-    def words(self, who: Who) -> str:
-        return self.why or f"could not save round {self.round}"
+    def sentence(self, teller: str, who: Who) -> str:
+        return f"{teller}{self.why or f' could not save round {self.round}'}"
 
 
 class CheckpointSaved(Happening, frozen=True):
@@ -39,17 +39,17 @@ class CheckpointSaved(Happening, frozen=True):
 
 
 class CheckpointSkipped(Happening, frozen=True):
-    said: ClassVar = "passes over the damaged checkpoint {path}: {reason}"
+    said: ClassVar = "{teller} passes over the damaged checkpoint {path}: {reason}"
     path: str
     reason: str
 
 
 class ClientMode(Happening, frozen=True):
-    said: ClassVar = "cannot be dialled: it dials the others, and merges nothing"
+    said: ClassVar = "{teller} cannot be dialled: it dials the others, and merges nothing"
 
 
 class ClientModeEnded(Happening, frozen=True):
-    said: ClassVar = "can be dialled again"
+    said: ClassVar = "{teller} can be dialled again"
 
 
 class ContactFailed(Trouble, frozen=True):
@@ -71,8 +71,8 @@ class CorpusRead(Happening, frozen=True):
     held_out_tokens: int = 0
     truncated: bool = False
 
-    def words(self, who: Who) -> str:
-        return f": {''.join(self.account)}"
+    def sentence(self, teller: str, who: Who) -> str:
+        return f"{teller}: {''.join(self.account)}"
 
 
 class LanUnusable(Trouble, frozen=True):
@@ -93,22 +93,23 @@ class MicroBatchHalved(Happening, frozen=True):
     sequences: int
     recompute: str
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         again = "" if self.recompute == "none" else " and blocks computed twice"
-        return f"had no memory left for a step: it goes on with {several(self.sequences, 'sequence')} at a time{again}"
+        size = several(self.sequences, "sequence")
+        return f"{teller} had no memory left for a step: it goes on with {size} at a time{again}"
 
 
 class PeerPaused(Happening, frozen=True):
-    said: ClassVar = "is paused by its owner: {reason}"
+    said: ClassVar = "{teller} is paused by its owner: {reason}"
     reason: str
 
 
 class PeerResumed(Happening, frozen=True):
-    said: ClassVar = "goes on"
+    said: ClassVar = "{teller} goes on"
 
 
 class PortMapped(Happening, frozen=True):
-    said: ClassVar = ": the router forwards {address} to this machine"
+    said: ClassVar = "{teller}: the router forwards {address} to this machine"
     address: str
     port: int = 0
 
@@ -124,7 +125,7 @@ class RecordsUnsaved(Trouble, frozen=True):
 
 
 class RelayReserved(Happening, frozen=True):
-    said: ClassVar = "can be reached through the relay {address}"
+    said: ClassVar = "{teller} can be reached through the relay {address}"
     relay: str
 
     @property
@@ -133,7 +134,7 @@ class RelayReserved(Happening, frozen=True):
 
 
 class RelayFailed(RelayReserved, frozen=True):
-    said: ClassVar = "has no place at the relay {address}{why}"
+    said: ClassVar = "{teller} has no place at the relay {address}{why}"
     reason: str = ""
 
 
@@ -159,8 +160,8 @@ class WorkerDied(Happening, frozen=True):
     pid: int | None = None
     cause: str = ""
 
-    def words(self, who: Who) -> str:
-        return f": {self.cause}" if self.cause else "lost its worker process, and replaces it"
+    def sentence(self, teller: str, who: Who) -> str:
+        return f"{teller}{because(self.cause) or ' lost its worker process, and replaces it'}"
 
 
 class WorkerFailed(Happening, frozen=True):
@@ -173,9 +174,9 @@ class WorkerFailed(Happening, frozen=True):
     """Why no new worker could be started."""
     retry_s: float | None = None
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         where = "" if self.round is None else f" in round {self.round}"
-        return f": {self.reason or self.cause}" if self.reason or self.cause else f"had its worker fail{where}"
+        return f"{teller}{because(self.reason or self.cause) or f' had its worker fail{where}'}"
 
 
 class WorkerReady(Happening, frozen=True):
@@ -205,5 +206,5 @@ class WorkerReady(Happening, frozen=True):
         facts += ["blocks computed twice"] * (self.recompute not in (None, "none"))
         return tuple(facts)
 
-    def words(self, who: Who) -> str:
-        return f"computes on {', '.join(self.facts)}" if self.device else ""
+    def sentence(self, teller: str, who: Who) -> str:
+        return f"{teller} computes on {', '.join(self.facts)}" if self.device else ""

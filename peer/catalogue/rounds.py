@@ -21,8 +21,6 @@ class AttemptBegun(Happening, frozen=True):
 class AttemptFailed(Happening, frozen=True):
     told: ClassVar = ("round", "attempt", "stage", "reason")
     said: ClassVar = "attempt {attempt} at round {round}{of} failed{why}"
-    shared: ClassVar = True
-    in_log_only: ClassVar = True
     round: int
     attempt: int = 0
     stage: int | None = None
@@ -31,8 +29,7 @@ class AttemptFailed(Happening, frozen=True):
 
 class CatchUpFailed(Happening, frozen=True):
     told: ClassVar = ("round",)
-    said: ClassVar = "could not catch up with round {round}"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} could not catch up with round {round}"
     round: int
     reason: str = ""
 
@@ -41,16 +38,15 @@ class ContributionJudged(Happening, frozen=True):
     """A member's update makes the loss worse."""
 
     told: ClassVar = ("round", "peer", "left_out")
-    in_log_only: ClassVar = True
     round: int
     peer: str
     left_out: bool = False
     gain: float | None = None
     own_gain: float | None = None
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         consequence = ", and leaves it out where it leads" if self.left_out else ""
-        return f"finds that what {who(self.peer)} sent in round {self.round} makes the loss worse{consequence}"
+        return f"{teller} finds that what {who(self.peer)} sent in round {self.round} makes the loss worse{consequence}"
 
 
 class InnerStep(Happening, frozen=True):
@@ -66,8 +62,7 @@ class InnerStep(Happening, frozen=True):
 
 class MergeFailed(Happening, frozen=True):
     told: ClassVar = ("round",)
-    said: ClassVar = "could not merge round {round}"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} could not merge round {round}"
     round: int
     reason: str = ""
 
@@ -97,17 +92,15 @@ class HeadAdopted(OwnRound, frozen=True):
     counted: tuple[str, ...] | None = None
     """The samples of all contributions as "first-end,..."."""
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         reached = f"caught up with round {self.round}" if self.round else "has the initial weights"
-        return f"{reached}, state {self.short_hash}"
+        return f"{teller} {reached}, state {self.short_hash}"
 
 
 class RoundCommitted(HeadAdopted, frozen=True):
     """A commit that this peer took part in."""
 
-    shared: ClassVar = True
-
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         members, own = several(self.members, "member"), own_steps(self.loss, self.steps, self.skipped)
         return f"round {self.round}{of_stage(self.stage)} committed by {members}{own}, state {self.short_hash}"
 
@@ -122,10 +115,10 @@ class GossipAlone(OwnRound, frozen=True):
     payload_bytes: int = 0
     waited_s: float = 0.0
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         apart = "" if self.distance is None else f", {self.distance:.1%} apart"
         met = f"met {who(self.partner)} for" if self.partner else "had no partner for"
-        return f"{met} round {self.round}{apart}{own_steps(self.loss, self.steps, self.skipped)}"
+        return f"{teller} {met} round {self.round}{apart}{own_steps(self.loss, self.steps, self.skipped)}"
 
 
 class GossipMet(GossipAlone, frozen=True):
@@ -136,7 +129,6 @@ class HeadSeen(Happening, frozen=True):
     """The coordinator has seen a commit of one of its groups."""
 
     said: ClassVar = "round {round}{of} committed by {members:member}"
-    shared: ClassVar = True
     round: int
     members: int = 0
     absent: int = 0
@@ -148,7 +140,6 @@ class DiscardedRound(Happening, frozen=True):
     stream_name: ClassVar = "round_discarded"
     told: ClassVar = ("round",)
     said: ClassVar = "round {round}{of} discarded{why}"
-    shared: ClassVar = True
     round: int
     reason: str = ""
     stage: int | None = None
@@ -158,8 +149,6 @@ class DiscardedRound(Happening, frozen=True):
 class RoundEmpty(Happening, frozen=True):
     told: ClassVar = ("round", "members")
     said: ClassVar = "round {round} merged nothing"
-    shared: ClassVar = True
-    in_log_only: ClassVar = True
     round: int
     members: int = 0
 
@@ -188,15 +177,13 @@ class RoundTrained(Happening, frozen=True):
 class RunCompleted(Happening, frozen=True):
     told: ClassVar = ("round",)
     said: ClassVar = "complete: round {round}{of}, the last one, is committed"
-    shared: ClassVar = True
     round: int
     stage: int | None = None
 
 
 class RunFinished(Happening, frozen=True):
     told: ClassVar = ("round",)
-    said: ClassVar = "is done with round {round}"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} is done with round {round}"
     round: int
     state_hash: str = ""
 
@@ -215,8 +202,7 @@ class RunFoundComplete(Happening, frozen=True):
 class FetchedState(Happening, frozen=True):
     stream_name: ClassVar = "state_fetched"
     told: ClassVar = ("round", "seconds", "replayed")
-    said: ClassVar = "has fetched the state of round {round}"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} has fetched the state of round {round}"
     round: int
     seconds: float = 0.0
     replayed: bool = False
@@ -244,8 +230,9 @@ class StepsSkipped(Happening, frozen=True):
     skipped: int = 0
     reason: str = ""
 
-    def words(self, who: Who) -> str:
-        return self.why or (f"skipped {self.skipped} of {self.steps} steps of round {self.round}, as NaN or infinite")
+    def sentence(self, teller: str, who: Who) -> str:
+        what = f" skipped {self.skipped} of {self.steps} steps of round {self.round}, as NaN or infinite"
+        return f"{teller}{self.why or what}"
 
 
 class ValEvaluated(Happening, frozen=True):
@@ -260,7 +247,7 @@ class ValEvaluated(Happening, frozen=True):
     def finite_loss(self) -> float | None:
         return self.loss if self.loss is not None and math.isfinite(self.loss) else None
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         if self.finite_loss is not None:
             return ""
-        return f"measured a held-out loss of NaN or infinity after round {self.round}: {LOWER_RATE}"
+        return f"{teller} measured a held-out loss of NaN or infinity after round {self.round}: {LOWER_RATE}"

@@ -16,13 +16,13 @@ class BlocksServed(Happening, frozen=True):
 
 
 class CommitServed(Happening, frozen=True):
-    said: ClassVar = 'serves round {round}, and later ones: `peer generate INVITE "..."` asks it'
+    said: ClassVar = '{teller} serves round {round}, and later ones: `peer generate INVITE "..."` asks it'
     round: int
     commit: str = ""
 
 
 class CommitUnserved(Happening, frozen=True):
-    said: ClassVar = "cannot serve round {round} ({reason}): it waits for the next one"
+    said: ClassVar = "{teller} cannot serve round {round} ({reason}): it waits for the next one"
     round: int
     reason: str
 

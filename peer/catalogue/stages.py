@@ -27,22 +27,21 @@ class MoveStarted(Happening, frozen=True):
     """Micro-batches a second that the peer expects to gain."""
     reason: str = ""
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         why = f": {self.reason}" if self.reason else ""
-        return f"moves from stage {self.source} to {self.target}{why}"
+        return f"{teller} moves from stage {self.source} to {self.target}{why}"
 
 
 class MoveFinished(Happening, frozen=True):
     told: ClassVar = ("target", "seconds")
-    said: ClassVar = "works in stage {target} after {seconds:.0f} s"
+    said: ClassVar = "{teller} works in stage {target} after {seconds:.0f} s"
     target: int
     seconds: float = 0.0
 
 
 class PipelineLost(Happening, frozen=True):
     told: ClassVar = ("samples",)
-    said: ClassVar = "gave up {samples} samples that a stage has lost"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} gave up {samples} samples that a stage has lost"
     samples: int
     reason: str | None = None
 
@@ -58,8 +57,7 @@ class PipelineProgress(Happening, frozen=True):
 
 class PipelineRedispatched(Happening, frozen=True):
     told: ClassVar = ("samples", "round")
-    said: ClassVar = "sent {samples} samples again that a stage has lost"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} sent {samples} samples again that a stage has lost"
     samples: int
     round: int
     reason: str = ""
@@ -75,30 +73,28 @@ class PipelineRefused(Happening, frozen=True):
     reason: str
     synchronous: bool
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         samples, reason = f"samples {self.first} to {self.last - 1}", self.reason.rstrip(".")
         remedy = ": lower [inner] lr, or continue from an earlier checkpoint" if self.cause == "not_finite" else ""
         if not self.synchronous:
-            return f"puts off {samples}, which every replica refuses ({reason}){remedy}"
-        return f": the batch cannot be completed while every replica refuses {samples} ({reason}){remedy}"
+            return f"{teller} puts off {samples}, which every replica refuses ({reason}){remedy}"
+        return f"{teller}: the batch cannot be completed while every replica refuses {samples} ({reason}){remedy}"
 
 
 class PipelineResumed(Happening, frozen=True):
     told: ClassVar = ("stage",)
-    said: ClassVar = "goes on: stage {stage} is served again"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} goes on: stage {stage} is served again"
     stage: int
 
 
 class PipelineWaiting(Happening, frozen=True):
     told: ClassVar = ("stage",)
-    said: ClassVar = "waits for stage {stage}"
-    in_log_only: ClassVar = True
+    said: ClassVar = "{teller} waits for stage {stage}"
     stage: int
 
 
 class ReplicaOpened(Happening, frozen=True):
-    said: ClassVar = "takes stage {stage}"
+    said: ClassVar = "{teller} takes stage {stage}"
     stage: int
 
 
@@ -117,9 +113,9 @@ class StagesMissing(Happening, frozen=True):
 
     stages: tuple[str, ...]
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         missing = f"stage{'' if len(self.stages) == 1 else 's'} {', '.join(self.stages)}"
-        return f"waits for {missing}" if self.stages else "sees all stages served"
+        return f"{teller} {f'waits for {missing}' if self.stages else 'sees all stages served'}"
 
 
 class StageRestored(Happening, frozen=True):
@@ -130,9 +126,9 @@ class StageRestored(Happening, frozen=True):
     round: int
     donors: int = 0
 
-    def words(self, who: Who) -> str:
+    def sentence(self, teller: str, who: Who) -> str:
         backups = f", from the backups of {several(self.donors, 'peer')}" if self.donors else ""
-        return f"restores stage {self.stage} at round {self.round}{backups}"
+        return f"{teller} restores stage {self.stage} at round {self.round}{backups}"
 
 
 class TextFed(Happening, frozen=True):

@@ -75,4 +75,4 @@ def test_an_event_that_is_not_its_own_is_none() -> None:
         happening("round_empty", {"round": "three"})
     assert heard(1.0, "round_empty", {"round": "three"}) is None
     newer = heard(1.0, "round_empty", {"round": 3, "members": 2, "of a later release": 1})
-    assert newer is not None and newer.event.words(str) == "round 3 merged nothing"
+    assert newer is not None and newer.event.sentence("ann", str) == "round 3 merged nothing"
