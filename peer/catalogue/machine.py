@@ -61,8 +61,8 @@ class ContactFailed(Trouble, frozen=True):
 class CorpusRead(Happening, frozen=True):
     """The worker has read this machine's text: the fields are those of `peer.corpus_facts.CorpusFacts`."""
 
-    account: tuple[str, ...]
-    """In pieces, which an event does not cut."""
+    account: tuple[str, ...] | str
+    """In pieces, which an event does not cut; in logs of earlier releases whole."""
     files: int = 0
     documents: int = 0
     train_bytes: int = 0

@@ -7,16 +7,17 @@ that answered.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from optim.config import DilocoConfig
-from peer.net.host import Host
 from peer.net.method import Empty
-from peer.net.rpc import ask_each
 from swarm.protocol.messages import JUDGED, JudgedPeers
 from swarm.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from peer.net.host import Host
 
 ASKED_MAX: Final = 64
 POLL_S: Final = 3.0
@@ -40,6 +41,8 @@ def has_judges(manifest: Manifest) -> bool:
 async def ask_judged(host: Host, members: Iterable[str]) -> dict[str, JudgedPeers]:
     """Ask up to 64 members at once whom they judge; return what those say that answer, in seconds. Members with older
     software do not know the question."""
+    from peer.net.rpc import ask_each  # with libp2p, which the structs of a state do not need
+
     asked = [peer for peer in dict.fromkeys(members) if peer != host.peer_id][:ASKED_MAX]
     return await ask_each(host.rpc, JUDGED, dict.fromkeys(asked, Empty()), POLL_S)
 
