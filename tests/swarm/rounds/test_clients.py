@@ -61,7 +61,7 @@ async def test_votes_tell_what_was_measured_of_links(tmp_path: Path) -> None:
         await group.until_round(4)
     rates = [message.rates for message in told if isinstance(message.rates, bytes)]
     assert rates, "no vote tells any"
-    others = [rates[-1][at : at + CODES_EACH] for at in range(0, len(rates[-1]), CODES_EACH)]
-    assert others.count(bytes((SHARE_MAX, 0))) == 1 and UNKNOWN not in others and len(others) == 3, (
-        "its room, for itself"
-    )
+    votes = [[vote[at : at + CODES_EACH] for at in range(0, len(vote), CODES_EACH)] for vote in rates]
+    assert all(vote.count(bytes((SHARE_MAX, 0))) == 1 and len(vote) == 3 for vote in votes), "its room, for itself"
+    # on a busy machine a link may pass too little in one round to be measured
+    assert any(UNKNOWN not in vote for vote in votes), "both links are told"
