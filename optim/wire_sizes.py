@@ -58,6 +58,11 @@ def slices_of(values: float) -> int:
     return math.ceil(values / length)
 
 
+def largest_divisor(size: int, at_most: int) -> int:
+    """Return the largest divisor of `size` that is at most `at_most`."""
+    return max(divisor for divisor in range(1, min(size, at_most) + 1) if size % divisor == 0)
+
+
 def _dense(
     method: config.OuterConfig, codec: config.CodecConfig, shapes: Iterable[tuple[str, Shape]], peers: int
 ) -> ExchangeSize:
@@ -106,7 +111,7 @@ def _tile_bits(shapes: Iterable[tuple[str, Shape]], chunk: int, topk: int, value
     """Return the bits a value of tiles of which `topk` values are sent, each with its index."""
     sent = values = 0.0
     for _, shape in shapes:
-        elements = math.prod(_largest_divisor(size, chunk) for size in shape)
+        elements = math.prod(largest_divisor(size, chunk) for size in shape)
         tiles = math.prod(shape) // elements
         sent += tiles * min(topk, elements) * (max(1, math.ceil(math.log2(elements))) + value_bits)
         values += math.prod(shape)
@@ -121,10 +126,6 @@ def _low_rank_bits(shapes: Iterable[tuple[str, Shape]], rank: int) -> float:
         sent += 16 * (factors if len(shape) > 1 and 2 * factors <= size else size)
         values += size
     return sent / values
-
-
-def _largest_divisor(size: int, at_most: int) -> int:
-    return max(divisor for divisor in range(1, min(size, at_most) + 1) if size % divisor == 0)
 
 
 def _bits(codec: str) -> float:

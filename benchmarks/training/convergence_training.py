@@ -1,8 +1,8 @@
 """One run of the convergence benchmark: 8 workers in one process, from a warm model, over the same text.
 
-A method of the network runs as its strategy (`optim.simulate.StrategyGroup`): its codecs, gate and slices are those
+A method of the network runs as its strategy (`StrategyGroup`): its codecs, gate and slices are those
 that peers use, and only the transport is missing. Gossip and PowerSGD with two exchanges a step have no strategy and
-run as the papers' algorithms (`optim.simulate.Group`).
+run as the papers' algorithms (`tests.optim.reference.group.Group`).
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from benchmarks.training.strategy_group import Overlap, StrategyGroup
+from optim.algorithms.fragments import fragment_spans
 from optim.algorithms.outer_step import DilocoOuter
-from optim.algorithms.powersgd import PowerSgd
-from optim.algorithms.streaming import fragment_spans
 from optim.codecs import get_codec
 from optim.config import AllReduceConfig, CodecConfig, EagerConfig, OuterConfig, StreamingConfig
-from optim.simulate import Group, Overlap, StrategyGroup
 from optim.strategies.allreduce import AllReduceStrategy
 from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
@@ -37,6 +36,8 @@ from peer.data.corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
+from tests.optim.reference.group import Group
+from tests.optim.reference.powersgd import PowerSgd
 
 WORKERS, BATCH, SEQ, WARM_STEPS, RAMP_STEPS = 8, 8, 32, 480, 50
 EVALUATIONS = 5  # points of a run's curve
@@ -59,7 +60,7 @@ class Run:
 
 @dataclass(frozen=True)
 class SimulatedRun:
-    """An algorithm without a strategy, and its settings for `optim.simulate.Group`."""
+    """An algorithm without a strategy, and its settings for `tests.optim.reference.group.Group`."""
 
     algo: str
     cfg: dict[str, Any] = field(default_factory=dict)

@@ -35,8 +35,8 @@ from safetensors.torch import load_file
 
 from benchmarks.common.options import add_json, write_results
 from benchmarks.training.convergence_training import BATCH, MODEL, SEQ, Task, inner_config, warm_up
+from benchmarks.training.rounds import Rounds
 from optim.config import CodecConfig, DilocoConfig
-from optim.simulate import Rounds
 from optim.strategies.registry import build_strategy
 from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.optimizer import InnerSpec

@@ -1,1 +1,1 @@
-"""Ways for a group to agree on weights: one file each, all on the seam of `interface`."""
+"""The formulas of the methods, on flat vectors: outer steps, votes, sparse messages, fragments."""

@@ -13,15 +13,11 @@ from typing import Final
 
 import torch
 
+from optim.wire_sizes import largest_divisor
 from peer.model.layout import FlatLayout
 
 BITS: Final = 24  # of the integer transform's numbers: as many as an fp32 value has
 AT_ONCE: Final = 1 << 18  # values that the integer transform works on at a time
-
-
-def largest_divisor(n: int, at_most: int) -> int:
-    """Return the largest divisor of n that is at most `at_most`."""
-    return max(d for d in range(1, min(n, at_most) + 1) if n % d == 0)
 
 
 @dataclass(frozen=True)
@@ -78,50 +74,44 @@ class TileRange:
     tiling: Tiling
 
 
-def pieces(layout: FlatLayout, chunk: int, most: int | None = None) -> list[TileRange]:
+def pieces(layout: FlatLayout, chunk: int, most: int) -> list[TileRange]:
     """Return all parameters in the layout's order; one with more than `most` values is cut into bands."""
     found = []
     for slot in layout.slots.values():
         whole, first = Tiling.of(slot.shape, chunk), slot.offset
-        for tiling in whole.bands(most) if most is not None else [whole]:
+        for tiling in whole.bands(most):
             found.append(TileRange(slice(first, first + tiling.numel), tiling))
             first += tiling.numel
     return found
 
 
-class Cosines:
-    """The orthonormal type-II cosine transform of a tiling's tiles, in `dtype`."""
+def to_cosines(tiles: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+    """Return the orthonormal type-II cosine transform of each tile, (tiles, elements), in the dtype of `tiles`."""
+    high, wide = _basis(tiling.h).to(tiles.dtype), _basis(tiling.w).to(tiles.dtype)
+    return (high.T @ tiles.view(-1, tiling.h, tiling.w) @ wide).reshape(tiles.shape)
 
-    def __init__(self, tiling: Tiling, dtype: torch.dtype) -> None:
-        self._h, self._w, self._dtype = tiling.h, tiling.w, dtype
 
-    def forward(self, tiles: torch.Tensor) -> torch.Tensor:
-        """Transform (tiles, elements) to coefficients, same shape."""
-        high, wide = _basis(self._h).to(self._dtype), _basis(self._w).to(self._dtype)
-        return (high.T @ tiles.view(-1, self._h, self._w) @ wide).reshape(tiles.shape)
+def from_cosines(coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+    """Invert `to_cosines`. In fp32 all machines get the same bits (`_integer_inverse`), as peers vote on the result."""
+    if coefficients.dtype != torch.float32:
+        high, wide = _basis(tiling.h).to(coefficients.dtype), _basis(tiling.w).to(coefficients.dtype)
+        return (high @ coefficients.view(-1, tiling.h, tiling.w) @ wide.T).reshape(coefficients.shape)
+    out = torch.empty_like(coefficients)
+    step = max(1, AT_ONCE // (tiling.h * tiling.w))
+    for first in range(0, len(out), step):
+        part = coefficients[first : first + step]
+        out[first : first + step] = _integer_inverse(part, tiling).view(part.shape)
+    return out
 
-    def inverse(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Invert the transform. In fp32 all machines get the same bits (`_integer_inverse`), as peers vote on the
-        result."""
-        if self._dtype != torch.float32:
-            c = coefficients.view(-1, self._h, self._w)
-            high, wide = _basis(self._h).to(self._dtype), _basis(self._w).to(self._dtype)
-            return (high @ c @ wide.T).reshape(coefficients.shape)
-        out = torch.empty_like(coefficients)
-        step = max(1, AT_ONCE // (self._h * self._w))
-        for first in range(0, len(out), step):
-            part = coefficients[first : first + step]
-            out[first : first + step] = self._integer_inverse(part).view(part.shape)
-        return out
 
-    def _integer_inverse(self, coefficients: torch.Tensor) -> torch.Tensor:
-        """Multiply integers of 24 bits, held in float64. Every product and partial sum is an integer below 2^53 (the
-        largest: sqrt(2 * 256) * 2^24 * 2^24). It has no rounding, in whatever order a BLAS adds, fused or not. Rounding
-        happens only between the products, per element, relative to the tile's largest magnitude."""
-        high, wide = _integers(self._h), _integers(self._w)
-        c, scale = _fixed_point(coefficients.to(torch.float64).view(-1, self._h, self._w))
-        c, again = _fixed_point(torch.matmul(high.expand(len(c), -1, -1), c))
-        return torch.matmul(c, wide.T).mul_(scale.mul_(again).mul_(2.0 ** (-2 * BITS)))
+def _integer_inverse(coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
+    """Multiply integers of 24 bits, held in float64. Every product and partial sum is an integer below 2^53 (the
+    largest: sqrt(2 * 256) * 2^24 * 2^24). It has no rounding, in whatever order a BLAS adds, fused or not. Rounding
+    happens only between the products, per element, relative to the tile's largest magnitude."""
+    high, wide = _integers(tiling.h), _integers(tiling.w)
+    c, scale = _fixed_point(coefficients.to(torch.float64).view(-1, tiling.h, tiling.w))
+    c, again = _fixed_point(torch.matmul(high.expand(len(c), -1, -1), c))
+    return torch.matmul(c, wide.T).mul_(scale.mul_(again).mul_(2.0 ** (-2 * BITS)))
 
 
 def _fixed_point(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from optim.algorithms.dct_tiles import Cosines, Tiling
+from optim.algorithms.dct_tiles import Tiling, from_cosines, to_cosines
 from optim.algorithms.packing import Part, Quantized
-from optim.algorithms.sparse import Scheme, SparseMethod
-from peer.model.layout import FlatLayout
+from optim.algorithms.sparse import Scheme
 
 
 @dataclass(frozen=True)
@@ -38,10 +37,10 @@ class DemoScheme(Scheme):
         return value, None
 
     def coefficients(self, tiles: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        return Cosines(tiling, tiles.dtype).forward(tiles)
+        return to_cosines(tiles, tiling)
 
     def values(self, coefficients: torch.Tensor, tiling: Tiling) -> torch.Tensor:
-        return tiling.join(Cosines(tiling, coefficients.dtype).inverse(coefficients))
+        return tiling.join(from_cosines(coefficients, tiling))
 
     def clipped(self, parts: Sequence[Part]) -> Sequence[Part]:
         return parts
@@ -49,27 +48,3 @@ class DemoScheme(Scheme):
     def step_into(self, after: torch.Tensor, before: torch.Tensor, update: torch.Tensor, lr: float) -> None:
         torch.mul(before, 1 - lr * self.wd, out=after)
         after.sub_(update.sign().mul_(lr))
-
-
-class Demo(SparseMethod):
-    """DeMo: an exchange every step."""
-
-    takes_gradients = True
-
-    def __init__(
-        self,
-        layout: FlatLayout,
-        theta: torch.Tensor,
-        lr: float,
-        decay: float = 0.999,
-        topk: int = 32,
-        chunk: int = 64,
-        wd: float = 0.0,
-    ) -> None:
-        super().__init__(layout, theta, DemoScheme(decay, topk, wd), chunk, lr)
-
-    def sends(self, step: int) -> bool:
-        return True
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"delta": self.memory}

@@ -1,7 +1,4 @@
-"""The common part of DeMo and SparseLoCo: a memory; the largest coefficients of each of its tiles are sent.
-
-Two drivers share the schemes: `SparseMethod` here, in any dtype, and `optim.strategies.sparse` on the network, in fp32.
-"""
+"""The common part of DeMo and SparseLoCo: a memory; the largest coefficients of each of its tiles are sent."""
 
 from __future__ import annotations
 
@@ -10,10 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from optim.algorithms.dct_tiles import TileRange, Tiling, pieces, top_k
-from optim.algorithms.interface import OuterAlgorithm
-from optim.algorithms.packing import Part, Quantized, Sparse, SparsePacking
-from peer.model.layout import FlatLayout
+from optim.algorithms.dct_tiles import TileRange, Tiling, top_k
+from optim.algorithms.packing import Part, Quantized, SparsePacking
 
 
 class Scheme(ABC):
@@ -72,40 +67,6 @@ class Scheme(ABC):
         """Return the format of a message about these pieces."""
         sizes = [piece.tiling.size for piece in cut]
         return SparsePacking(sizes, [self.kept(elements) for _, elements in sizes], self.bins)
-
-
-class SparseMethod(OuterAlgorithm[Sparse]):
-    """An algorithm that applies a scheme to whole parameters. `lr`: the inner learning rate, if the scheme uses one."""
-
-    def __init__(self, layout: FlatLayout, theta: torch.Tensor, scheme: Scheme, chunk: int, lr: float) -> None:
-        super().__init__(layout, theta)
-        self.scheme, self.lr = scheme, lr
-        self.memory = torch.zeros_like(theta)
-        self.pieces = pieces(layout, chunk)
-
-    def product(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Return what is added to the memory."""
-        return gradient if self.takes_gradients else self.theta - local
-
-    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> Sparse:
-        self.scheme.remember(self.memory, self.product(local, gradient), self.lr)
-        taken = [self.scheme.take(self.memory[piece.span], piece.tiling) for piece in self.pieces]
-        quantized = tuple(q for _, q in taken if q is not None)
-        return Sparse(tuple(part for part, _ in taken), quantized or None)
-
-    @property
-    def packing(self) -> SparsePacking:
-        return self.scheme.packing(self.pieces)
-
-    def merge(self, messages: Sequence[Sparse], weights: Sequence[float]) -> torch.Tensor:
-        parts = [[message.parts[p] for message in messages] for p in range(len(self.pieces))]
-        means = [self.scheme.mean(part, weights, piece.tiling) for part, piece in zip(parts, self.pieces, strict=True)]
-        return torch.cat(means)
-
-    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
-        assert merged is not None
-        self.scheme.step_into(self.theta, self.theta, merged, self.lr)
-        local.copy_(self.theta)
 
 
 def mean_over_senders(parts: Sequence[Part], size: tuple[int, int], weights: Sequence[float]) -> torch.Tensor:

@@ -12,9 +12,8 @@ import torch
 
 from optim.algorithms.dct_tiles import Tiling
 from optim.algorithms.packing import Part, Quantized
-from optim.algorithms.sparse import Scheme, SparseMethod
+from optim.algorithms.sparse import Scheme
 from optim.deterministic import norm
-from peer.model.layout import FlatLayout
 
 RANGE_IN_SIGMAS: Final = 6
 CLIP_EPS: Final = 1e-8
@@ -60,22 +59,6 @@ class SparseLocoScheme(Scheme):
 
     def step_into(self, after: torch.Tensor, before: torch.Tensor, update: torch.Tensor, lr: float) -> None:
         torch.sub(before, update * self.outer_lr, out=after)
-
-
-class SparseLoco(SparseMethod):
-    """SparseLoCo: an exchange every H inner steps."""
-
-    def __init__(
-        self, layout: FlatLayout, theta: torch.Tensor, H: int, scheme: SparseLocoScheme, chunk: int = 64
-    ) -> None:
-        super().__init__(layout, theta, scheme, chunk, lr=0.0)
-        self.every = H
-
-    def sends(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"error": self.memory}
 
 
 def quantize(value: torch.Tensor, bins: int) -> Quantized:

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 import torch
 
-from optim.algorithms.lion import LionRule, majority_of, mean_of
+from optim.algorithms.lion import LionRule
 from optim.codecs import Buffer
 from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
@@ -40,7 +40,7 @@ class MajorityCoding(DenseCoding):
         super().__init__([slice(0, numel)], Votes(), Votes())
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
-        return self.down.encode(majority_of(self._count(index, messages)))
+        return self.down.encode(self._count(index, messages).sign_())
 
     def check_result(self, indices: Sequence[int], results: Sequence[Buffer], sent: Sequence[Sent]) -> None:
         """Refuse results with more values other than 0 than votes other than 0 were cast."""
@@ -79,7 +79,7 @@ class AverageCoding(MajorityCoding):
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
         senders, size, begin = self._senders(data), self.size(index), index * self.length
         body = as_bytes(data, self.result_bytes(index, senders))[8:]
-        mean = mean_of(unpack_tally(body, size, senders), senders)
+        mean = unpack_tally(body, size, senders).div_(senders)
         for first in range(0, size, CHUNK):
             piece = mean[first : first + CHUNK]
             yield slice(begin + first, begin + first + len(piece)), piece

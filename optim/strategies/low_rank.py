@@ -1,11 +1,11 @@
 """PowerSGD's compressor (arXiv 1905.13727) in one exchange: each peer sends the two factors of its own matrices.
 
-The paper averages P, orthonormalizes the average, then averages Q: two exchanges a step, as `optim.algorithms.powersgd`
-does. Over the internet a round trip costs more than bytes, so here each peer makes one step of the power iteration
-alone: P = orthonormal(M Q), Q <- M^T P, kept for the next message; error feedback keeps M - P Q^T. The merge is the
-mean of all peers' P Q^T, whose rank is up to n times as large. Factors are gathered, not merged: they take 16 bits for
-each of rank * (rows + columns) numbers and sender, a merged matrix a down codec's bits for each of rows * columns
-numbers. With a hundred peers gathering is no longer smaller. `codec.down` is not used.
+The paper averages P, orthonormalizes the average, then averages Q: two exchanges a step. Over the internet a round trip
+costs more than bytes, so here each peer makes one step of the power iteration alone: P = orthonormal(M Q), Q <- M^T P,
+kept for the next message; error feedback keeps M - P Q^T. The merge is the mean of all peers' P Q^T, whose rank is up
+to n times as large. Factors are gathered, not merged: they take 16 bits for each of rank * (rows + columns) numbers and
+sender, a merged matrix a down codec's bits for each of rows * columns numbers. With a hundred peers gathering is no
+longer smaller. `codec.down` is not used.
 
 Factors are 16-bit integers under one scale. P Q^T is then a sum of integers below 2^40, which float64 holds without
 rounding: every CPU gets the same bits in any order of a BLAS. A parameter that the rank does not halve is sent in bf16.

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 from optim import config
 from optim.algorithms.demo import DemoScheme
+from optim.algorithms.fragments import fragment_spans, strided_fragments
 from optim.algorithms.large_batch import LargeBatchStep
 from optim.algorithms.lion import LionRule
 from optim.algorithms.outer_step import DilocoOuter
 from optim.algorithms.sparseloco import SparseLocoScheme
-from optim.algorithms.streaming import fragment_spans, strided_fragments
 from optim.codecs import get_codec
 from optim.rules.interface import MergeRule
 from optim.rules.registry import MEAN, build_rule

@@ -15,13 +15,11 @@ from typing import Final
 import torch
 from blake3 import blake3
 
-from optim.algorithms.gossip import pair_step
-from optim.algorithms.interface import weighted_sum
+from optim.algorithms.gossip import pair_mean, pair_step
 from optim.codecs import Codec
 from optim.strategies.dense import DenseCoding, Feedback
 from swarm.gossip.messages import Half
 
-HALF_EACH: Final = (0.5, 0.5)
 CHUNK: Final = 1 << 16  # values; a few pieces stay in one core's L2 cache
 
 
@@ -138,7 +136,7 @@ class PairCoding:
         for index in range(self.count):
             deltas = [self._delta(message, index) for message in (mine, theirs)]
             phis = [self._phi(message, index) for message in (mine, theirs)]
-            yield weighted_sum(deltas, HALF_EACH), weighted_sum(phis, HALF_EACH)
+            yield pair_mean(*deltas), pair_mean(*phis)
 
     def _phi(self, message: PairMessage, index: int) -> torch.Tensor:
         return self._cut.down.decode(message.phi.slices[index], self._cut.size(index))

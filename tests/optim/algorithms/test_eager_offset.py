@@ -9,7 +9,7 @@ import torch
 
 from optim.algorithms.eager import EagerOffset
 from optim.algorithms.outer_step import DilocoOuter
-from optim.simulate import Group
+from tests.optim.reference.group import Group
 from tests.optim.support.trajectory import K
 
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from optim.algorithms.streaming import strided_fragments
-from optim.simulate import Group
+from optim.algorithms.fragments import strided_fragments
 from peer.errors import ConfigError
+from tests.optim.reference.group import Group
 from tests.optim.support.trajectory import (
     SHAPES,
     STEPS,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from optim.simulate import Group
+from tests.optim.reference.group import Group
 from tests.optim.support.trajectory import (
     SHAPES,
     STEPS,

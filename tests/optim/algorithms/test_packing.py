@@ -8,9 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optim.algorithms.packing import SparsePacking
-from optim.algorithms.sparseloco import SparseLoco, SparseLocoScheme
-from optim.simulate import Group, layout_of
+from optim.algorithms.sparseloco import SparseLocoScheme
 from peer.errors import ProtocolViolation
+from tests.optim.reference.group import Group
+from tests.optim.reference.sparse import SparseLoco
+from tests.optim.support.layouts import layout_of
 
 TENSORS = {"matrix": torch.zeros(128, 192), "vector": torch.zeros(64), "odd": torch.zeros(3, 5), "one": torch.zeros(1)}
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from optim.codecs import CODECS, ROW, Codec, get_codec
-from optim.codecs.error_feedback import ErrorFeedback
 from optim.codecs.tables import NF4_VALUES
 from peer.errors import ProtocolViolation
+from tests.optim.reference.error_feedback import ErrorFeedback
 
 
 def normal(numel: int, seed: int = 2) -> torch.Tensor:

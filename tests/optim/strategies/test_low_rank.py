@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optim.simulate import layout_of
 from optim.strategies import dense, low_rank
 from optim.strategies.dense import MessageFormat
 from optim.strategies.interface import RoundInfo
 from optim.strategies.low_rank import LowRankCoding, LowRankFormat
 from peer.errors import ProtocolViolation
+from tests.optim.support.layouts import layout_of
 
 TENSORS = {"embed": torch.zeros(96, 32), "gain": torch.zeros(32), "w": torch.zeros(40, 64), "odd": torch.zeros(3, 5)}
 LAYOUT = layout_of(TENSORS)

@@ -15,11 +15,11 @@ from optim.algorithms.demo import DemoScheme
 from optim.algorithms.packing import Sparse
 from optim.algorithms.sparse import Scheme
 from optim.algorithms.sparseloco import SparseLocoScheme
-from optim.simulate import layout_of
 from optim.strategies import dense, sparse
 from optim.strategies.interface import Sent
 from optim.strategies.sparse import DemoStrategy, SparseCoding, SparseLocoStrategy, SparseStrategy
 from peer.errors import ProtocolViolation
+from tests.optim.support.layouts import layout_of
 from tests.optim.support.rounds import Rounds, decoded, encoded
 
 TENSORS = {

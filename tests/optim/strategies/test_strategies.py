@@ -15,7 +15,6 @@ from optim.algorithms.lion import LionRule
 from optim.algorithms.outer_step import DilocoOuter
 from optim.algorithms.sparseloco import SparseLocoScheme
 from optim.codecs import get_codec
-from optim.simulate import layout_of
 from optim.strategies import dense, sparse
 from optim.strategies.allreduce import AllReduceStrategy
 from optim.strategies.dense import DenseFormat
@@ -29,6 +28,7 @@ from peer.errors import ConfigError, ProtocolViolation
 from tests.optim.algorithms.test_methods_rounds import diloco_by_formula
 from tests.optim.algorithms.test_methods_sparse import CHUNK, demo_by_formula, sparseloco_by_formula
 from tests.optim.algorithms.test_methods_steps import LION, allreduce_by_formula, lion_by_formula
+from tests.optim.support.layouts import layout_of
 from tests.optim.support.rounds import Rounds, encoded, flat, trajectory
 from tests.optim.support.trajectory import Arrays, K, apart, initial
 

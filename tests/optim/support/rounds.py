@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from optim.simulate import Rounds as Rounds
-from optim.simulate import encoded as encoded
+from benchmarks.training.rounds import Rounds as Rounds
+from benchmarks.training.rounds import encoded as encoded
 from optim.strategies.interface import Coding, OuterStrategy
 from peer.model.layout import FlatLayout
 from tests.optim.support.trajectory import STEPS, AdamWReference, Arrays, K, gradient, initial

@@ -15,10 +15,10 @@ from typing import Final
 import torch
 
 from optim import config
-from optim.simulate import layout_of
 from optim.strategies.interface import OuterStrategy, RoundInfo
 from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
+from tests.optim.support.layouts import layout_of
 from tests.optim.support.rounds import encoded
 
 LAYOUT: Final = layout_of({"embed": torch.empty(256, 192), "gain": torch.empty(192), "w": torch.empty(96, 320)})

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from optim.simulate import Group
+from tests.optim.reference.group import Group
 
 K, STEPS = 4, 60
 SHAPES = {"embed": (12, 6), "blocks.0.w": (8, 6), "blocks.0.b": (8,), "blocks.1.w": (6, 16), "blocks.1.b": (6,)}

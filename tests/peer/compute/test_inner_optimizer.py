@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from optim.simulate import layout_of
 from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.build_optimizer import build_inner
 from peer.compute.inner_optimizer import AdamW, orthogonalized
 from peer.compute.optimizer import InnerSpec
 from peer.errors import ConfigError
+from tests.optim.support.layouts import layout_of
 from tests.optim.support.trajectory import STEPS, AdamWReference, Arrays, apart, gradient, initial
 
 

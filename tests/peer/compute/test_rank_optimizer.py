@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optim.simulate import layout_of
 from peer.compute.build_optimizer import build_inner
 from peer.compute.optimizer import InnerSpec
 from peer.compute.rank_optimizer import RankOptimizer
@@ -15,6 +14,7 @@ from peer.footprint.layout import Layout
 from peer.footprint.optimizer_state import saved_bytes
 from peer.parallel.pieces import LocalPieces
 from peer.parallel.ranks import Ranks
+from tests.optim.support.layouts import layout_of
 
 WHOLE = layout_of(
     {

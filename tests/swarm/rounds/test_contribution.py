@@ -13,13 +13,13 @@ from blake3 import blake3
 from optim import config
 from optim.codecs import blockwise, topk
 from optim.codecs.rows import absmax
-from optim.simulate import layout_of
 from optim.strategies import dense, low_rank, sparse
 from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from swarm.rounds.trainers.contribution import Contributor
+from tests.optim.support.layouts import layout_of
 from tests.optim.support.rounds import decoded
 
 LAYOUT = layout_of({"embed": torch.zeros(128, 64), "gain": torch.zeros(64), "w": torch.zeros(64, 96)})

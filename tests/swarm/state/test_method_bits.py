@@ -11,13 +11,14 @@ import pytest
 import torch
 from blake3 import blake3
 
+from benchmarks.training.rounds import encoded
 from optim import config
-from optim.simulate import encoded, layout_of
 from optim.strategies.interface import RoundInfo, Sent
 from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
 from swarm.state.outer_state import OuterState
 from tests.optim.kernels.torch_only import torch_only
+from tests.optim.support.layouts import layout_of
 from tests.optim.support.shared_half import RUNS
 
 RECORDED: Final = Path(__file__).with_name("method_bits.json")

@@ -13,8 +13,8 @@ import torch
 from blake3 import blake3
 from trio.testing import MockClock
 
+from benchmarks.training.rounds import Rounds
 from optim.bundles import Bundles, bundle_hash
-from optim.simulate.rounds import Rounds
 from peer.errors import NetworkError, ProtocolViolation, RoundDiscarded
 from peer.events import EventLog
 from peer.net.method import Method

@@ -1,4 +1,4 @@
-"""The interface between an algorithm and its driver, `optim.simulate.Group`.
+"""The interface between a paper's algorithm and its driver, `tests.optim.reference.group.Group`.
 
 An algorithm object is one peer's part. After inner step t (from 1) the driver asks
 
@@ -8,7 +8,7 @@ An algorithm object is one peer's part. After inner step t (from 1) the driver a
 
 Between `sends` and `applies` an exchange is in flight and the worker continues; in plain algorithms both happen at the
 same step. All vectors are flat, of one dtype and layout. The network's strategies (`optim.strategies`) have an
-interface of their own and share the formulas.
+interface of their own; both use the formulas of `optim.algorithms`.
 """
 
 from __future__ import annotations
@@ -35,9 +35,6 @@ class OuterAlgorithm(ABC, Generic[M]):
     """Consecutive merges at each synchronization."""
     lag: ClassVar[int] = 0
     """How many synchronizations later a merged message is applied."""
-    replicas_equal: ClassVar[bool] = True
-    """Whether all peers hold the same theta after `incoming`. Otherwise a group has no state to vote on, to checkpoint
-    or to transfer, only each peer's own."""
 
     def __init__(self, layout: FlatLayout, theta: torch.Tensor) -> None:
         self.layout = layout

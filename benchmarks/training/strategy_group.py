@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 import torch
 
+from benchmarks.training.rounds import Rounds
 from optim.algorithms.eager import EagerOffset
 from optim.algorithms.outer_step import DilocoOuter
-from optim.simulate.group import layout_of
-from optim.simulate.rounds import Rounds
 from optim.strategies.interface import OuterStrategy
 from peer.compute.build_optimizer import build_inner
 from peer.compute.mixing import mix_into
 from peer.compute.optimizer import InnerSpec
+from tests.optim.support.layouts import layout_of
 
 
 @dataclass(frozen=True)

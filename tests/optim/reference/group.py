@@ -1,4 +1,7 @@
-"""The papers' algorithms with K workers in one process, in any dtype."""
+"""The papers' algorithms with K workers in one process, in any dtype: the reference that strategies are tested against.
+
+It is also the only driver of gossip, and of PowerSGD with two exchanges a step, without a network.
+"""
 
 from __future__ import annotations
 
@@ -7,28 +10,28 @@ from typing import Any, Final
 
 import torch
 
-from optim.algorithms.allreduce import AllReduce
-from optim.algorithms.demo import Demo
-from optim.algorithms.diloco import Diloco
-from optim.algorithms.eager import Eager
-from optim.algorithms.gossip import Gossip
-from optim.algorithms.interface import Dense, OuterAlgorithm
 from optim.algorithms.large_batch import LargeBatchStep
-from optim.algorithms.lion import DistributedLion
 from optim.algorithms.outer_step import DilocoOuter
 from optim.algorithms.packing import Sparse
-from optim.algorithms.powersgd import PowerSgd
-from optim.algorithms.sparse import SparseMethod
-from optim.algorithms.sparseloco import SparseLoco, SparseLocoScheme
-from optim.algorithms.streaming import Streaming
+from optim.algorithms.sparseloco import SparseLocoScheme
 from optim.codecs import get_codec
-from optim.codecs.error_feedback import ErrorFeedback
 from optim.codecs.interface import bytes_of
 from optim.merge import merge_part
 from peer.compute.build_optimizer import build_inner
 from peer.compute.optimizer import InnerSpec
 from peer.errors import ConfigError
-from peer.model.layout import FlatLayout, TensorSlot
+from peer.model.layout import FlatLayout
+from tests.optim.reference.allreduce import AllReduce
+from tests.optim.reference.diloco import Diloco
+from tests.optim.reference.eager import Eager
+from tests.optim.reference.error_feedback import ErrorFeedback
+from tests.optim.reference.gossip import Gossip
+from tests.optim.reference.interface import Dense, OuterAlgorithm
+from tests.optim.reference.lion import DistributedLion
+from tests.optim.reference.powersgd import PowerSgd
+from tests.optim.reference.sparse import Demo, SparseLoco, SparseMethod
+from tests.optim.reference.streaming import Streaming
+from tests.optim.support.layouts import layout_of
 
 Config = dict[str, Any]
 
@@ -146,15 +149,6 @@ class Group:
 
     def _flat(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return torch.cat([tensors[name].detach().reshape(-1) for name in self.layout.slots])
-
-
-def layout_of(tensors: Mapping[str, torch.Tensor]) -> FlatLayout:
-    """Return the layout of these tensors in their order."""
-    slots, offset = {}, 0
-    for name, tensor in tensors.items():
-        slots[name] = TensorSlot(offset, tuple(tensor.shape), tensor.numel())
-        offset += tensor.numel()
-    return FlatLayout(slots, offset)
 
 
 def _content(message: torch.Tensor | Sparse) -> bytes:

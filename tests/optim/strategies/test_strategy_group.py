@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.training.strategy_group import Overlap, StrategyGroup
 from optim import config
+from optim.algorithms.fragments import fragment_spans
 from optim.algorithms.large_batch import LargeBatchStep
 from optim.algorithms.outer_step import DilocoOuter
-from optim.algorithms.streaming import fragment_spans
 from optim.codecs import get_codec
-from optim.simulate import Group, Overlap, StrategyGroup, layout_of
 from optim.strategies.allreduce import AllReduceStrategy
 from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
@@ -21,6 +21,8 @@ from optim.strategies.interface import OuterStrategy
 from optim.strategies.registry import build_strategy
 from peer.compute.optimizer import InnerSpec
 from peer.config import InnerConfig
+from tests.optim.reference.group import Group
+from tests.optim.support.layouts import layout_of
 
 K, STEPS, LR = 4, 12, 1e-2
 SHAPES = {"embed": (64, 24), "blocks.0.w": (24, 40), "blocks.0.b": (24,), "blocks.1.w": (40, 24), "norm": (24,)}

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from optim.algorithms.interface import Dense
 from optim.algorithms.outer_step import DilocoOuter
 from peer.errors import ConfigError
 from peer.model.layout import FlatLayout
+from tests.optim.reference.interface import Dense
 
 
 class Diloco(Dense):

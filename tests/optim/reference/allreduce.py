@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from optim.algorithms.interface import Dense
 from optim.algorithms.large_batch import LargeBatchStep
 from peer.model.layout import FlatLayout
+from tests.optim.reference.interface import Dense
 
 
 class SharedOptimizer:

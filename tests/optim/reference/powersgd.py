@@ -1,6 +1,6 @@
 """PowerSGD (arXiv 1905.13727) with two exchanges a step: low-rank gradients, error feedback, warm start.
 
-Only `optim.simulate` runs it. The network has `optim.strategies.low_rank`, one exchange within DiLoCo.
+No run uses it. The network has `optim.strategies.low_rank`, one exchange within DiLoCo.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import math
 
 import torch
 
-from optim.algorithms.interface import Dense
 from peer.compute.optimizer import InnerOptimizer
 from peer.model.layout import FlatLayout
+from tests.optim.reference.interface import Dense
 
 EPS = 1e-8
 
