@@ -17,28 +17,37 @@ STARTING: Final = "starting the worker"
 
 
 @dataclass
-class ComputePhase:
-    """The local steps of one round. Times are Unix times."""
+class WorkDone:
+    """Work whose size is known. Times are Unix times."""
 
-    first: int
-    """The number of the first one in the run."""
-    steps: int
+    size: int
     began_at: float
     done: int = 0
     at: float = 0.0
-    """When the last one was told."""
-    tokens_per_s: float = 0.0
+    """When `done` was told."""
 
     @property
     def share(self) -> float:
-        return min(1.0, self.done / self.steps) if self.steps else 0.0
+        return min(1.0, self.done / self.size) if self.size > 0 else 0.0
+
+    @property
+    def per_s(self) -> float | None:
+        """The pace so far; None before there was progress."""
+        took_s = self.at - self.began_at
+        return self.done / took_s if self.done > 0 and took_s > 0 else None
 
     def left_s(self, now: float) -> float | None:
-        """Return the seconds that the rest takes at the pace so far; None before the first step."""
-        if not self.done or self.at <= self.began_at:
-            return None
-        ends_at = self.began_at + (self.at - self.began_at) * self.steps / self.done
-        return max(0.0, ends_at - now)
+        """Return the seconds that the rest takes at the pace so far; None before there was progress."""
+        return None if self.per_s is None else max(0.0, self.size / self.per_s - (now - self.began_at))
+
+
+@dataclass
+class StepsDone(WorkDone):
+    """The local steps of one round."""
+
+    first: int = 0
+    """The number of the first one in the run."""
+    tokens_per_s: float = 0.0
 
 
 def _unknown(name: str) -> MemberState:
@@ -55,7 +64,7 @@ class LivePeer:
 
     def __init__(self, name: str) -> None:
         self.member = _unknown(name)
-        self.work: ComputePhase | None = None
+        self.work: StepsDone | None = None
         """The local steps of the round that it trains or trained last."""
         self.members = 0
         """Of its group, itself included."""

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from cli.progress.live_peer import STARTING, ComputePhase, LivePeer
+from cli.progress.live_peer import STARTING, LivePeer, StepsDone
 from cli.progress.losses import finite
 from cli.progress.micro_batch_audit import AuditEntry, AuditTotals
 from cli.progress.state import PEERS_MAX, WAITING, ViewState
@@ -31,7 +31,7 @@ def _phase_entered(view: ViewState, peer: LivePeer, at: float, event: rounds.Pha
     peer.claim(phase=_PHASES.get(event.phase, event.phase))
     if event.steps is not None:
         last_rate = peer.work.tokens_per_s if peer.work is not None else 0.0
-        peer.work = ComputePhase(event.step or 0, event.steps, at, tokens_per_s=last_rate)
+        peer.work = StepsDone(event.steps, at, first=event.step or 0, tokens_per_s=last_rate)
     return False
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from cli.progress.live_peer import WorkDone
 from cli.progress.progress import plain_fields
 from peer.catalogue.happening import Happening
 from peer.catalogue.machine import WorkerDied, WorkerReady
@@ -38,36 +39,16 @@ _DOING: Final = {
 
 
 @dataclass
-class LoadingRow:
-    """A phase in which bytes are read, fetched or loaded. Times are Unix times."""
+class LoadingPhase(WorkDone):
+    """A phase in which bytes are read, fetched or loaded."""
 
-    phase: str
-    size_bytes: int
-    began_at: float
-    done_bytes: int = 0
-    at: float = 0.0
-    """When `done_bytes` was told."""
+    phase: str = ""
     has_begun: bool = False
     """Whether its beginning was told; not of a worker in the place of another, which is done when it is ready."""
 
     @property
     def doing(self) -> str:
         return _DOING.get(self.phase, (self.phase, self.phase))[0]
-
-    @property
-    def share(self) -> float:
-        return min(1.0, self.done_bytes / self.size_bytes) if self.size_bytes > 0 else 0.0
-
-    @property
-    def bytes_per_s(self) -> float | None:
-        """None before there was progress."""
-        took_s = self.at - self.began_at
-        return self.done_bytes / took_s if self.done_bytes > 0 and took_s > 0 else None
-
-    def left_s(self, now: float) -> float | None:
-        """Return the seconds that the rest takes at the pace so far; None before there was progress."""
-        rate = self.bytes_per_s
-        return None if rate is None else max(0.0, self.size_bytes / rate - (now - self.began_at))
 
 
 @dataclass
@@ -87,7 +68,7 @@ class ServedBlocks:
     """When it began to serve, Unix time; None before."""
     load: LoadChanged = field(default_factory=LoadChanged)
     """What it told of its load last."""
-    loading: LoadingRow | None = None
+    loading: LoadingPhase | None = None
     moves: int = 0
     address: str = ""
     short: str = ""
@@ -149,13 +130,13 @@ class ServedBlocks:
             self.loading = None
             return
         if self.loading is None or self.loading.phase != phase:
-            self.loading = LoadingRow(phase, size_bytes, at)
+            self.loading = LoadingPhase(size_bytes, at, phase=phase)
         if isinstance(event, LoadingBegun):
             self.loading.has_begun = True
             self._tell(f"{self.loading.doing}: {size_text(size_bytes)} ...")
         else:
-            self.loading.done_bytes, self.loading.at = event.done_bytes, at
-            self.loading.size_bytes = size_bytes
+            self.loading.done, self.loading.at = event.done_bytes, at
+            self.loading.size = size_bytes
 
     def _tell(self, line: str) -> None:
         """Say a line about a phase, unless blocks are served meanwhile: a run has a commit every few seconds."""

@@ -82,10 +82,10 @@ def _now(view: ViewState, peer: LivePeer, group: StageState | None, now: float, 
     if peer.gone:
         return [peer.gone]
     work = peer.work
-    if work is not None and work.steps and peer.doing == "training":
+    if work is not None and work.size and peer.doing == "training":
         left_s = work.left_s(now)
         left = [] if left_s is None else [f"{duration_text(left_s)} left"]
-        return ["training", bar(work.share, ascii_only), f"step {work.done} of {work.steps}", *left]
+        return ["training", bar(work.share, ascii_only), f"step {work.done} of {work.size}", *left]
     others = several(max(1, peer.members - 1), "other member") if peer.members > 1 else ""
     said = {
         "training": "training",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cli.progress.served_blocks import LoadingRow, ServedBlocks
+from cli.progress.served_blocks import LoadingPhase, ServedBlocks
 from cli.terminal.fact_lines import FactLines, Part, bar
 from peer.figures import duration_text, several, size_text
 
@@ -51,10 +51,10 @@ def served_blocks_lines(seen: ServedBlocks, ascii_only: bool = False) -> list[tu
     return lines
 
 
-def _bytes(row: LoadingRow, now: float) -> list[Part]:
+def _bytes(row: LoadingPhase, now: float) -> list[Part]:
     """Return how much is done, how fast, and what is left."""
-    parts: list[Part] = [f"{size_text(row.done_bytes)} of {size_text(row.size_bytes)}"]
-    rate, left_s = row.bytes_per_s, row.left_s(now)
+    parts: list[Part] = [f"{size_text(row.done)} of {size_text(row.size)}"]
+    rate, left_s = row.per_s, row.left_s(now)
     if rate is not None and left_s is not None:
         parts += [f"{size_text(rate)}/s", f"{duration_text(float(round(left_s)))} left"]
     return parts

@@ -45,7 +45,7 @@ def _lines(rows: Sequence[tuple[dict[str, str], str]], width: int) -> list[Text]
 def _cells(peer: LivePeer) -> dict[str, str]:
     """Return the cells of a peer, with its local steps as its phase."""
     says, work = peer.claims, peer.work
-    in_steps = work is not None and work.steps and peer.doing == "training"
+    in_steps = work is not None and work.size and peer.doing == "training"
     cells = member_cells(peer.member)
     return {
         "peer": cells["peer"],
@@ -56,7 +56,7 @@ def _cells(peer: LivePeer) -> dict[str, str]:
         "up": cells["up"] if says.bytes_up else NOTHING,
         "down": cells["down"] if says.bytes_down else NOTHING,
         "state": cells["state"],
-        "phase": peer.gone or (f"step {work.done}/{work.steps}" if work and in_steps else peer.doing),
+        "phase": peer.gone or (f"step {work.done}/{work.size}" if work and in_steps else peer.doing),
     }
 
 
