@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -199,9 +200,9 @@ def join(
 
 def _server(config: JoinConfig, memory: float | None) -> Beside:
     """Return what serves the run beside the training."""
-    from swarm.serving.beside_training import BesideTraining
+    from swarm.serving.beside_training import serve_beside_training
 
-    return BesideTraining(config, None if memory is None else memory * 1e9)
+    return partial(serve_beside_training, config, None if memory is None else memory * 1e9)
 
 
 def farewell(progress: Progress) -> str:

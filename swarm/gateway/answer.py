@@ -10,7 +10,7 @@ from typing import Literal
 
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
-from swarm.inference.drawn_token import DrawnToken
+from swarm.inference.messages import TokenDrawn
 from swarm.inference.route import Route
 from swarm.inference.session import RemoteSession
 
@@ -22,7 +22,7 @@ class AnswerPart:
     """A piece of an answer."""
 
     text: str
-    drawn: tuple[DrawnToken, ...]
+    drawn: tuple[TokenDrawn, ...]
     """The tokens that came since the last piece, without one that only ends the answer."""
     finish: Finish | None = None
     """In the last piece, why it is the last."""
@@ -69,7 +69,7 @@ class TextAnswer:
         Use it with `aclosing`.
         """
         stream = TextStream(self._model_text, self._stops, [*self._session.tokens, *prompt], self._hidden)
-        waiting = list[DrawnToken]()
+        waiting = list[TokenDrawn]()
         finish: Finish = "length"
         async with aclosing(self._session.generate(prompt, count)) as tokens:
             async for drawn in tokens:

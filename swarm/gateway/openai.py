@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from swarm.gateway.answer import AnswerPart, Finish
-from swarm.inference.drawn_token import DrawnToken
+from swarm.inference.messages import TokenDrawn
 
 Kind = Literal["chat", "text"]
 Words = Mapping[int, str]
@@ -75,7 +75,7 @@ class AnswerFormat:
 
     # -- log-probabilities ---------------------------------------------------------------------------------------------
 
-    def _told(self, index: int, text: str, drawn: Sequence[DrawnToken], words: Words) -> dict[str, Any] | None:
+    def _told(self, index: int, text: str, drawn: Sequence[TokenDrawn], words: Words) -> dict[str, Any] | None:
         """Return what is told of the drawn tokens. `text`: theirs. `words`: the text of each token that is named."""
         begin = self._lengths.get(index, 0)
         self._lengths[index] = begin + len(text)
@@ -94,7 +94,7 @@ class AnswerFormat:
             "text_offset": offsets,
         }
 
-    def _chat_token(self, drawn: DrawnToken, words: Words) -> dict[str, Any]:
+    def _chat_token(self, drawn: TokenDrawn, words: Words) -> dict[str, Any]:
         likeliest = drawn.likeliest[: self._logprobs]
         return {
             **self._valued(drawn.token, drawn.logprob, words),
@@ -104,7 +104,7 @@ class AnswerFormat:
     def _valued(self, token: int, logprob: float, words: Words) -> dict[str, Any]:
         return {"token": words[token], "logprob": logprob, "bytes": self._bytes(token, words[token])}
 
-    def _likeliest(self, drawn: DrawnToken, words: Words) -> dict[str, float]:
+    def _likeliest(self, drawn: TokenDrawn, words: Words) -> dict[str, float]:
         """Return the likeliest tokens of a completion, and the drawn one."""
         told = {_name(token, words): logprob for token, logprob in drawn.likeliest[: self._logprobs]}
         return {**told, _name(drawn.token, words): drawn.logprob}

@@ -22,7 +22,6 @@ from peer.net.flow.flow import Flow
 from peer.notifier import Notifier
 from swarm.inference.client_view import TOLD_S, ServersView
 from swarm.inference.conduct import Avoids, TokenPace
-from swarm.inference.drawn_token import DrawnToken
 from swarm.inference.judge import STALL_S, TOKEN_S, RouteJudge
 from swarm.inference.messages import (
     IDS_MAX,
@@ -115,7 +114,7 @@ class RemoteSession:
 
     # -- generating ----------------------------------------------------------------------------------------------------
 
-    async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[DrawnToken, None]:
+    async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[TokenDrawn, None]:
         """Append `prompt` to the session and yield up to `count` tokens that follow; ends early after a stop token,
         which is yielded, too. An empty prompt continues where an error ended the last answer.
 
@@ -156,7 +155,7 @@ class RemoteSession:
         self._inbox.clear()
         self._server_flows.add(self)
 
-    async def _next(self, end: int) -> DrawnToken:
+    async def _next(self, end: int) -> TokenDrawn:
         """Return the next token, replacing servers until it comes."""
         began, computed = trio.current_time(), len(self.tokens) if len(self.tokens) == self._given else 1
         stalls_at = began + self._judge.patience_s(self.route, computed)
@@ -189,7 +188,7 @@ class RemoteSession:
                     raise NetworkError(f"no token came for {2 * STALL_S:.0f} s from {self.route[-1].peer}: try again")
                 self._stalled, self._wired = True, False
 
-    def _handle(self, flow: Flow, message: ServingMessage) -> DrawnToken | None:
+    def _handle(self, flow: Flow, message: ServingMessage) -> TokenDrawn | None:
         """Act on one message of a server while the session is wired."""
         place = next((number for number, hop in enumerate(self.route) if hop.peer == flow.peer), None)
         if place is None:
@@ -207,7 +206,7 @@ class RemoteSession:
                     self.route = ()
         return None
 
-    def _take_token(self, place: int, message: TokenDrawn) -> DrawnToken | None:
+    def _take_token(self, place: int, message: TokenDrawn) -> TokenDrawn | None:
         peer, is_last = self.route[place].peer, place == len(self.route) - 1
         if message.revision != self._revision and not is_last:
             return None  # it was the last one then
@@ -219,7 +218,7 @@ class RemoteSession:
         self.tokens.append(message.token)
         if message.revision < self._revision and self._wired:
             self._feed(message.position)  # it was sent to a server that is gone
-        return DrawnToken(message.position, message.token, message.logprob, message.likeliest)
+        return message
 
     def _allow(self, end: int) -> None:
         """Let the last server draw on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Final, Protocol
+from typing import Final
 
 from peer.catalogue.stages import PipelineLost
 from peer.errors import ProtocolViolation
@@ -43,8 +43,9 @@ from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, count
 
 
-class StageListener(Protocol):
-    """The part of a stage's trainer that receives events at the stage."""
+class StageListener:
+    """The part of a stage's trainer that receives events at the stage. This one, of a stage without a trainer, ignores
+    them."""
 
     def counted(self, samples: Range, tokens: int, loss: float) -> None:
         """A micro-batch was counted here; `loss` in nats, summed over its tokens."""
@@ -60,24 +61,6 @@ class StageListener(Protocol):
 
     def dispatching(self) -> tuple[Range, ...]:
         """Return what stage 0 has in flight or has planned to dispatch."""
-
-
-class IgnoreEvents(StageListener):
-    """A listener for a stage without a trainer."""
-
-    def counted(self, samples: Range, tokens: int, loss: float) -> None:
-        return
-
-    def later_epoch(self, epoch: int) -> None:
-        return
-
-    def worker_lost(self) -> None:
-        return
-
-    def redispatch(self, ranges: tuple[Range, ...], epoch: int) -> None:
-        return
-
-    def dispatching(self) -> tuple[Range, ...]:
         return ()
 
 
@@ -105,7 +88,7 @@ class StageServer:
         self.receipts: Final = ReceiptBook(host, stage, settings.micro_batch, prove)
         self._replicas_of = replicas_of
         self._group = settings.groups[stage]
-        self._listener: StageListener = IgnoreEvents()
+        self._listener: StageListener = StageListener()
         last = stage + 1 == settings.stages
         sender = None if last else Sender(host, settings, stage + 1, replicas_of, self.receipts.took)
         self.runner: Final = MicroBatchRunner(

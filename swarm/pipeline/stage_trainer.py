@@ -22,7 +22,7 @@ from peer.bounds import finite_loss
 from peer.catalogue.rounds import ValEvaluated
 from peer.errors import BarnraiseError
 from swarm.pipeline.source import MicroBatchSource
-from swarm.pipeline.stage_server import StageServer
+from swarm.pipeline.stage_server import StageListener, StageServer
 from swarm.pipeline.weight_sync import WeightSync
 from swarm.protocol.ledger import Range, without
 from swarm.protocol.round_schedule import RoundSchedule
@@ -45,7 +45,7 @@ class HeldOut:
     """Of the text."""
 
 
-class StageTrainer(WeightSync):
+class StageTrainer(WeightSync, StageListener):
     """The trainer of a stage (`swarm.rounds.trainers.trainer.Trainer`) and the server's `StageListener`.
 
     `run` must be running, and `server` open, while a round trains. On stage 0 there is a `source`, and `held_out` where

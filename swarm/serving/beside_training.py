@@ -6,8 +6,6 @@ first: the server's worker gets the processor in its pauses, and little of it ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from peer.machine import free_memory_bytes
@@ -22,27 +20,23 @@ from swarm.serving.memory import FREE_SHARE
 from swarm.serving.run_server import RunServer
 
 
-@dataclass(frozen=True)
-class BesideTraining:
-    """Serves while a peer trains that joined with `config` (`swarm.training.peer.run_participant`)."""
-
-    config: JoinConfig
-    memory_bytes: float | None = None
-    """For weights and caches; None: six tenths of what the trainer leaves."""
-
-    async def __call__(self, peer: OpenPeer[Manifest], home: Home) -> None:
-        """Serve until cancelled. Raises ConfigError for a run without commits, ResourceError."""
-        manifest, config = peer.run.manifest, self.config
-        check_commits(manifest)
-        memory = _left_by_training(manifest) if self.memory_bytes is None else self.memory_bytes
-        serve_config = ServeConfig(
-            home=config.home,
-            invite=config.invite,
-            name=config.name,
-            compute=msgspec.structs.replace(config.compute, memory_bytes=memory),
-            beside_training=True,
-        )
-        await RunServer(serve_config, home, peer, manifest).run(lambda span: None)
+async def serve_beside_training(
+    config: JoinConfig, memory_bytes: float | None, peer: OpenPeer[Manifest], home: Home
+) -> None:
+    """Serve until cancelled, while a peer trains that joined with `config` (`swarm.training.peer.run_participant`).
+    `memory_bytes`: for weights and caches; None: six tenths of what the trainer leaves. Raises ConfigError for a run
+    without commits, ResourceError."""
+    manifest = peer.run.manifest
+    check_commits(manifest)
+    memory = _left_by_training(manifest) if memory_bytes is None else memory_bytes
+    serve_config = ServeConfig(
+        home=config.home,
+        invite=config.invite,
+        name=config.name,
+        compute=msgspec.structs.replace(config.compute, memory_bytes=memory),
+        beside_training=True,
+    )
+    await RunServer(serve_config, home, peer, manifest).run(lambda span: None)
 
 
 def _left_by_training(manifest: Manifest) -> float:

@@ -56,22 +56,11 @@ class CreatedModel:
 
 
 @dataclass(frozen=True)
-class FoundedModel:
-    """The options of a model's founder."""
-
-    name: str
-    is_open: bool
-    dtype: HiddenType | None = None
-    """The type in which it is served; None: that of its checkpoint."""
-    template: str | None = None
-    """The chat template, as `TextRules.founded_with` takes it; None: that of the checkpoint by rule."""
-
-
-@dataclass(frozen=True)
 class PreparedModel:
     """A checkpoint whose small files and headers do: all but its values. It is a `swarm.serving.parts.Weights`."""
 
-    wanted: FoundedModel
+    name: str
+    is_open: bool
     folder: Path
     files: ParameterFiles
     model: ModelConfig
@@ -83,15 +72,17 @@ class PreparedModel:
     tokenizer_name: str
 
 
-def prepare_model(folder: Path, wanted: FoundedModel) -> PreparedModel:
+def prepare_model(
+    folder: Path, name: str, is_open: bool, dtype: HiddenType | None = None, template: str | None = None
+) -> PreparedModel:
     """Read the small files of a checkpoint in the Hugging Face layout and the headers of its weights. Blocks. Raises
     ConfigError for a model outside the family, CheckpointError for files that do not fit."""
     content = _read(folder / "config.json", CONFIG_BYTES_MAX)
     config, window = read_served_config(content)
     model = msgspec.structs.replace(config, tie_embeddings=False)  # the last server has a head of its own
     text = read_text_rules(folder)
-    if wanted.template is not None:
-        text = text.founded_with(wanted.template)
+    if template is not None:
+        text = text.founded_with(template)
     tokenizer, tokenizer_name = _tokenizer(folder, model)
     weight_files(folder)
     files = ParameterFiles([folder])
@@ -99,12 +90,13 @@ def prepare_model(folder: Path, wanted: FoundedModel) -> PreparedModel:
     own = _own_dtype(files, model)
     step = model.shared_blocks
     return PreparedModel(
-        wanted=wanted,
+        name=name,
+        is_open=is_open,
         folder=folder,
         files=files,
         model=model,
         window=window,
-        dtype=wanted.dtype or own,
+        dtype=dtype or own,
         cuts=tuple((first, first + step) for first in range(0, model.layers, step)),
         text=text,
         tokenizer=tokenizer,
@@ -115,7 +107,7 @@ def prepare_model(folder: Path, wanted: FoundedModel) -> PreparedModel:
 async def create_model(home: Path, prepared: PreparedModel, identity: Identity, events: EventLog) -> CreatedModel:
     """Read and hash all values of a checkpoint, sign its manifest and keep it under `home`. Raises CheckpointError."""
     trees = await _hash(prepared, events)
-    model, wanted = prepared.model, prepared.wanted
+    model = prepared.model
     manifest = ServedModelManifest(
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
@@ -123,8 +115,8 @@ async def create_model(home: Path, prepared: PreparedModel, identity: Identity, 
         model=model,
         tokenizer=prepared.tokenizer_name,
         requires=model_features(model),
-        name=wanted.name,
-        open=wanted.is_open,
+        name=prepared.name,
+        open=prepared.is_open,
         cuts=prepared.cuts,
         checkpoint=tuple(tree.root for tree in trees),
         dtype=prepared.dtype,

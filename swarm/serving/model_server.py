@@ -16,7 +16,6 @@ import trio
 from peer.catalogue.serving import BlocksServed, ServerMoves
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import CheckpointError
-from peer.ipc.block_messages import CHUNK_TOKENS
 from peer.ipc.span import Span
 from peer.loading import loading
 from peer.model.parameter_files import ParameterFiles
@@ -32,7 +31,7 @@ from swarm.serving.description import ServerDescription
 from swarm.serving.memory import blocks_that_fit, check_room, pages_that_fit
 from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_bytes, part_path, part_spans, parts_of
 from swarm.serving.placement import LOOK_S, PlacementView, better_blocks, choose_blocks
-from swarm.serving.server import BlockServer, ServedSpan
+from swarm.serving.server import BlockServer
 from swarm.serving.server_events import arriving, tell_load
 
 LEAVE_S: Final = 5.0
@@ -195,13 +194,12 @@ class ModelServer:
             threads=config.compute.threads,
             pages=self._pages,
         )
-        served = ServedSpan(span, manifest.model.hidden_size, manifest.dtype, CHUNK_TOKENS, manifest.model.max_seq_len)
         moved = list[Span]()
         async with AsyncExitStack() as stack:
             with loading(self._host.events.emit, "load", part_bytes(manifest.model, manifest.dtype, span)):
                 worker = await stack.enter_async_context(BlockWorkerGroup.open(worker_config))
             nursery = await stack.enter_async_context(trio.open_nursery())
-            server = BlockServer(served, worker, self._host, nursery, self._membership.knows)
+            server = BlockServer(worker, self._host, nursery, self._membership.knows)
             self._server = server
             self._host.flows.serve(server)
             nursery.start_soon(server.run)

@@ -34,7 +34,7 @@ from swarm.run.inviting import printed_invite, with_living
 from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, open_served_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.serving.config import ServeConfig
-from swarm.serving.create_model import CreatedModel, FoundedModel, PreparedModel, create_model, prepare_model
+from swarm.serving.create_model import CreatedModel, PreparedModel, create_model, prepare_model
 from swarm.serving.memory import check_room
 from swarm.serving.model_server import ModelServer
 from swarm.serving.run_server import RunServer
@@ -129,8 +129,7 @@ def _founded(config: ServeConfig, identity: Identity) -> CreatedModel | Prepared
         return CreatedModel(kept[0], manifest, kept[1])
     if config.folder is None:
         raise ConfigError(f"{config.home} holds no served model yet: name a checkpoint with --model")
-    wanted = FoundedModel(_model_name(config.folder), config.is_open, config.dtype, config.template)
-    return prepare_model(config.folder, wanted)
+    return prepare_model(config.folder, _model_name(config.folder), config.is_open, config.dtype, config.template)
 
 
 def _has_template(rules: TextRules, word: str) -> bool:

@@ -56,7 +56,7 @@ from swarm.serving.parts import part_bytes
 from swarm.serving.placement import LOOK_S as PLACEMENT_LOOK_S
 from swarm.serving.placement import PlacementView, better_blocks, choose_blocks
 from swarm.serving.run_commits import CommitFiles, RunCommit, last_commit, served_type
-from swarm.serving.server import BlockServer, ServedSpan
+from swarm.serving.server import BlockServer
 from swarm.serving.server_events import tell_load
 
 LOOK_S: Final = 2.0
@@ -260,9 +260,7 @@ class RunServer:
         self, commit: RunCommit, worker: BlockWorkerGroup, nursery: trio.Nursery, tried: trio.Event
     ) -> None:
         served, self._count = commit.served, self._count + 1
-        model = self._manifest.model
-        span = ServedSpan(self._span, model.hidden_size, self._weights.dtype, CHUNK_TOKENS, model.max_seq_len)
-        server = BlockServer(span, worker, self._host, nursery, self._membership.knows)
+        server = BlockServer(worker, self._host, nursery, self._membership.knows)
         server.leaving = self._leaving
         nursery.start_soon(server.run)
         self._servers.add(served, server)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Final
 
 import trio
@@ -17,18 +16,15 @@ from peer.errors import BarnraiseError, DialError, ProtocolViolation, StageRefus
 from peer.ipc.block_messages import (
     CloseSession,
     ComputeTokens,
-    HiddenType,
     OpenSession,
     RewindSession,
     SessionOpened,
     SpanOutput,
     StepRefusal,
-    WireType,
     WorkerLoad,
     row_bytes,
     row_bytes_max,
 )
-from peer.ipc.span import Span
 from peer.net.flow.flow import Flow
 from peer.net.host import Host
 from peer.notifier import Notifier
@@ -59,25 +55,6 @@ _ROOM_S: Final = 0.002
 _SWEEP_S: Final = 0.5
 
 
-@dataclass(frozen=True)
-class ServedSpan:
-    """The span that a server computes."""
-
-    span: Span
-    hidden_size: int
-    """The values of the hidden state of one token."""
-    dtype: HiddenType
-    """Of these values, unless a session chooses another one for the wire."""
-    chunk_tokens: int
-    """Of one message at most."""
-    context: int
-    """The longest session, in tokens."""
-
-    def row_bytes(self, wire: WireType | None) -> int:
-        """Return what the hidden state of one token takes on the wire of a session."""
-        return row_bytes(self.hidden_size, wire or self.dtype)
-
-
 class BlockServer:
     """Takes what comes over the flows of one host, for the blocks of one worker."""
 
@@ -85,15 +62,14 @@ class BlockServer:
 
     def __init__(
         self,
-        served: ServedSpan,
         worker: BlockWorkerGroup,
         host: Host,
         nursery: trio.Nursery,
         knows: Callable[[str], Awaitable[bool]],
     ) -> None:
         """`knows`: whether a peer has a record as a server, so that a client may have us connect to it."""
-        self.served = served
-        self.payload_max = row_bytes_max(served.hidden_size) * served.chunk_tokens
+        self._config = worker.config
+        self.payload_max = row_bytes_max(worker.config.model.hidden_size) * worker.config.chunk_tokens
         self.leaving = False
         self.uplink = UplinkRate()
         self.tokens = 0
@@ -177,7 +153,7 @@ class BlockServer:
             await self._end(loser, "full", "another client needs the place of this session")
 
     def _refusal(self, start: StartSession) -> SessionRefused | None:
-        span = self.served.span
+        span = self._config.span
         if self.leaving:
             return SessionRefused(start.session, start.revision, "leaving", "this server is about to leave")
         if not span.first <= start.first < start.end <= span.end:
@@ -240,7 +216,7 @@ class BlockServer:
         if message.revision != session.start.revision:
             return
         try:
-            sent = list(session.log.since(message.position, message.known, self.served.chunk_tokens))
+            sent = list(session.log.since(message.position, message.known, self._config.chunk_tokens))
         except ValueError as error:
             session.refuse("gap", str(error), session.log.base)
             return
@@ -250,7 +226,8 @@ class BlockServer:
         session = self._sessions.find(message.session)
         if session is None or flow.peer not in (session.client, session.start.source):
             return  # it has ended here, or that peer has been replaced
-        width = 0 if session.start.first == 0 else self.served.row_bytes(session.wire_type)
+        wire = session.wire_type or self._config.dtype
+        width = 0 if session.start.first == 0 else row_bytes(self._config.model.hidden_size, wire)
         if message.ids and payload.nbytes == width * len(message.ids):
             await self._compute(session, message, bytes(payload))
             return
@@ -266,8 +243,8 @@ class BlockServer:
         if message.position > session.received:
             session.refuse("gap", f"position {message.position} comes before {session.received}")
             return
-        if end > self.served.context:
-            session.refuse("shape", f"{end} tokens exceed the context of {self.served.context}")
+        if end > (context := self._config.model.max_seq_len):
+            session.refuse("shape", f"{end} tokens exceed the context of {context}")
             return
         if end <= session.received:
             return
@@ -346,7 +323,7 @@ class BlockServer:
         session.used(session.received, min(end, session.received))
         draws = end in session.draws_at
         session.draws_at.discard(end)
-        if session.start.end < self.served.span.of:
+        if session.start.end < self._config.span.of:
             sent = SentTokens(output.position, tuple(output.ids), draws, payload)
             session.log.append(sent)
             if not session.parked:

@@ -42,25 +42,6 @@ class StreamWire:
         self._channel.abandon()
 
 
-class FlowDialer:
-    """Connects to peers for flows, and takes the streams on which others begin one."""
-
-    def __init__(self, rpc: Rpc, connections: Connections, bulk: BulkTransport) -> None:
-        self._rpc, self._connections, self._bulk = rpc, connections, bulk
-
-    async def dial(self, peer: str) -> FlowWire:
-        """Connect to a peer. Raises DialError, ConnectionLost, or RemoteError if it takes no flows."""
-        try:
-            ip = await self._connections.direct_ip(peer)
-            if ip is not None:
-                return await self._bulk.dial_flow(peer, ip)
-        except (ConnectionLost, OSError):
-            await trio.lowlevel.checkpoint()
-        # The call introduces both, and tells whether the peer takes flows at all.
-        await self._rpc.call(peer, OFFER, OfferRequest(flow=True), timeout_s=OFFER_S)
-        return StreamWire(await self._connections.open_stream(peer, greeting_of(PROTOCOL)))
-
-
 def open_flows(
     nursery: trio.Nursery,
     libp2p_host: Any,
@@ -70,7 +51,20 @@ def open_flows(
     parts: FlowParts,
 ) -> Flows:
     """Return the flows of a host, which takes those of others from now on once they are served."""
-    flows = Flows(nursery, FlowDialer(rpc, connections, bulk).dial, parts, lambda: bulk.sockets)
+
+    async def dial(peer: str) -> FlowWire:
+        """Connect to a peer. Raises DialError, ConnectionLost, or RemoteError if it takes no flows."""
+        try:
+            ip = await connections.direct_ip(peer)
+            if ip is not None:
+                return await bulk.dial_flow(peer, ip)
+        except (ConnectionLost, OSError):
+            await trio.lowlevel.checkpoint()
+        # The call introduces both, and tells whether the peer takes flows at all.
+        await rpc.call(peer, OFFER, OfferRequest(flow=True), timeout_s=OFFER_S)
+        return StreamWire(await connections.open_stream(peer, greeting_of(PROTOCOL)))
+
+    flows = Flows(nursery, dial, parts, lambda: bulk.sockets)
     bulk.flows = flows
 
     async def on_stream(stream: Any) -> None:

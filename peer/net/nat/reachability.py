@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import trio
 
 from peer.errors import DialError
+from peer.net.host import Host
 from peer.net.nat.hole_punch import Path
-from peer.net.nat.traversal import Traversal
 
 
 @dataclass(frozen=True)
@@ -20,16 +20,7 @@ class Reachability:
     detail: str
 
 
-class Connector(Protocol):
-    """The methods of a host that `probe` needs."""
-
-    @property
-    def traversal(self) -> Traversal: ...
-
-    async def connect(self, peer_id: str, *, timeout_s: float) -> None: ...
-
-
-async def probe(host: Connector, peer: str, *, timeout_s: float) -> Reachability:
+async def probe(host: Host, peer: str, *, timeout_s: float) -> Reachability:
     """Connect to `peer` if need be, wait for a hole punch to end, and return the path that is left."""
     path: Path | None = None
     with trio.move_on_after(timeout_s):

@@ -54,6 +54,9 @@ class HopServer:
     """Answers the requests of peers at one host. It serves as long as the host runs."""
 
     def __init__(self, host: Host, limits: RelayLimits) -> None:
+        self.peer_id: Final = host.peer_id
+        self.addresses: Final = host.addresses
+        """Full multiaddrs, in the form of `--relay`."""
         self._host = host
         self._network = host.libp2p.get_network()
         self._limits = limits

@@ -14,10 +14,9 @@ from typing import Final
 from peer.errors import ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.net.host import Host, open_host
+from peer.net.host import open_host
 from peer.net.limits import NetLimits
 from peer.net.reach import Reach
-from peer.net.relay.circuit import RelayCounts
 from peer.net.relay.hop import HopServer
 from peer.net.relay.ledger import RelayLimits
 
@@ -31,22 +30,8 @@ _NET_LIMITS: Final = NetLimits(
 )
 
 
-class Relay:
-    """A running relay. Made by `open_relay`."""
-
-    def __init__(self, host: Host, limits: RelayLimits) -> None:
-        self.peer_id: Final = host.peer_id
-        self.addresses: Final = host.addresses
-        """Full multiaddrs, in the form of `--relay`."""
-        self._server = HopServer(host, limits)
-
-    def counts(self) -> RelayCounts:
-        """Return what the relay does now and has done."""
-        return self._server.counts()
-
-
 @asynccontextmanager
-async def open_relay(identity: Identity, reach: Reach, limits: RelayLimits) -> AsyncIterator[Relay]:
+async def open_relay(identity: Identity, reach: Reach, limits: RelayLimits) -> AsyncIterator[HopServer]:
     """Run a relay inside the block.
 
     Raises ConfigError for a bad address, ResourceError where it cannot listen (port in use).
@@ -55,4 +40,4 @@ async def open_relay(identity: Identity, reach: Reach, limits: RelayLimits) -> A
         raise ConfigError("--announce names a fixed port and --listen port 0: name the same port with --listen")
     config = open_host(identity=identity, events=EventLog(), reach=reach, bulk_port=None, limits=_NET_LIMITS)
     async with config as host:
-        yield Relay(host, limits)
+        yield HopServer(host, limits)

@@ -17,7 +17,7 @@ from peer.worker.text_client import ModelText
 from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.template import open_template
-from swarm.inference.drawn_token import DrawnToken
+from swarm.inference.messages import TokenDrawn
 from swarm.inference.route import Hop, RouteView
 from swarm.web.listening import ListenAddress, serve_http
 
@@ -35,7 +35,7 @@ class ScriptedSession:
         self.closed = trio.Event()
         self._script = script
 
-    async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[DrawnToken, None]:
+    async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[TokenDrawn, None]:
         self.tokens += prompt
         said = [one for part in self._script for one in (part if isinstance(part, bytes) else [part])]
         for one in said[:count]:
@@ -44,7 +44,7 @@ class ScriptedSession:
                 raise one
             if one is ...:
                 await trio.sleep_forever()
-            yield DrawnToken(len(self.tokens), one, -0.5, ((one, -0.5), (0, -1.5), (1, -2.5)))
+            yield TokenDrawn(bytes(16), 0, len(self.tokens), one, -0.5, ((one, -0.5), (0, -1.5), (1, -2.5)))
             self.tokens.append(one)
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from peer.model.decoder import Decoder
 from peer.model.huggingface import flatten, load_pretrained
 from peer.model.parameter_files import ParameterFiles
 from swarm.run.manifest import ServedModelManifest
-from swarm.serving.create_model import CreatedModel, FoundedModel, PreparedModel, create_model, prepare_model
+from swarm.serving.create_model import CreatedModel, PreparedModel, create_model, prepare_model
 
 TOKENS: Final = torch.randint(0, 256, (1, 24), generator=torch.Generator().manual_seed(3))
 
@@ -26,8 +26,8 @@ def created(prepared: PreparedModel, home: Path, identity: Identity) -> CreatedM
 
 
 def founded(folder: Path, template: str | None = None) -> ServedModelManifest:
-    home, wanted = Path(tempfile.mkdtemp(dir=folder.parent)), FoundedModel("m", True, template=template)
-    return created(prepare_model(folder, wanted), home, Identity.generate()).manifest
+    home, prepared = Path(tempfile.mkdtemp(dir=folder.parent)), prepare_model(folder, "m", True, template=template)
+    return created(prepared, home, Identity.generate()).manifest
 
 
 def ours(folder: Path) -> torch.Tensor:

@@ -14,7 +14,6 @@ import trio
 from peer.errors import ProtocolViolation
 from peer.ipc.block_messages import SpanOutput, WireType
 from peer.ipc.sampling_options import Sampling
-from peer.ipc.span import Span
 from swarm.inference.messages import (
     Cause,
     NeighbourLost,
@@ -25,7 +24,7 @@ from swarm.inference.messages import (
     StartSession,
 )
 from swarm.serving.output_log import RESENT_MAX
-from swarm.serving.server import BlockServer, ServedSpan
+from swarm.serving.server import BlockServer
 from swarm.serving.session_table import SESSIONS_MAX, SESSIONS_PER_CLIENT_MAX
 from tests.swarm.serving.test_lost_tokens import ScriptedFlow, ScriptedWorker, known, settled
 
@@ -38,9 +37,9 @@ class Scene:
 
     def __init__(self, nursery: trio.Nursery) -> None:
         self.flows: dict[str, ScriptedFlow] = {}
-        worker: Any = ScriptedWorker()
+        worker: Any = ScriptedWorker(of=9)
         host: Any = type("Host", (), {"peer_id": "me", "flows": self, "events": None})()
-        self.server = BlockServer(ServedSpan(Span(3, 6, 9), 1, "fp32", 16, 100), worker, host, nursery, known)
+        self.server = BlockServer(worker, host, nursery, known)
         self.worker = worker
         self._count = 0
 

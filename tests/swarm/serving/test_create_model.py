@@ -16,7 +16,7 @@ from peer.identity import Identity
 from peer.ipc.block_messages import HiddenType
 from swarm.run.home import Home
 from swarm.run.manifest import ServedModelManifest
-from swarm.serving.create_model import CreatedModel, FoundedModel, PreparedModel, prepare_model
+from swarm.serving.create_model import CreatedModel, PreparedModel, prepare_model
 from swarm.serving.peer import ServeConfig, _reopen_or_prepare
 from tests.swarm.gateway.served_model import write_checkpoint
 from tests.swarm.serving import both_readers
@@ -45,7 +45,7 @@ def checkpoint(folder: Path, dtype: torch.dtype) -> Path:
 
 def created(folder: Path, home: Path, dtype: HiddenType | None = None) -> ServedModelManifest:
     home.mkdir()
-    prepared = prepare_model(folder, FoundedModel("m", is_open=True, dtype=dtype))
+    prepared = prepare_model(folder, "m", is_open=True, dtype=dtype)
     return both_readers.created(prepared, home, Identity.generate()).manifest
 
 

@@ -34,7 +34,7 @@ from swarm.inference.route import Hop
 from swarm.inference.session import RemoteSession
 from swarm.serving.output_log import SentTokens
 from swarm.serving.served_session import SMALL_BYTES, ServedSession
-from swarm.serving.server import BlockServer, ServedSpan
+from swarm.serving.server import BlockServer
 from swarm.serving.uplink import UplinkRate
 
 SESSION = b"s" * 16
@@ -66,9 +66,11 @@ class ScriptedFlow:
 
 
 class ScriptedWorker:
-    """Opens sessions; what it computes comes from the test."""
+    """Opens sessions with blocks [3, 6) of so many; what it computes comes from the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, of: int = 6) -> None:
+        model = SimpleNamespace(hidden_size=1, max_seq_len=100)
+        self.config = SimpleNamespace(model=model, span=Span(3, 6, of), dtype="fp32", chunk_tokens=16)
         self._send, self._receive = trio.open_memory_channel[Any](100)
 
     def send(self, message: Any, payload: bytes = b"") -> None:
@@ -132,7 +134,7 @@ async def test_a_token_drawn_before_the_next_server_is_connected_is_sent_once_it
     worker: Any = ScriptedWorker()
     host: Any = SimpleNamespace(peer_id="last", flows=SimpleNamespace(open=open_flow), events=None)
     async with trio.open_nursery() as nursery:
-        server = BlockServer(ServedSpan(Span(3, 6, 6), 1, "fp32", 16, 100), worker, host, nursery, known)
+        server = BlockServer(worker, host, nursery, known)
         nursery.start_soon(server.run)
         flow: Any = client
         start = StartSession(SESSION, 1, 3, 6, "first", "first", Sampling(), known=5, allowed=50)
@@ -164,7 +166,7 @@ async def test_a_client_has_no_peer_dialled_that_is_no_server() -> None:
     worker: Any = ScriptedWorker()
     host: Any = SimpleNamespace(peer_id="last", flows=SimpleNamespace(open=open_flow), events=None)
     async with trio.open_nursery() as nursery:
-        server = BlockServer(ServedSpan(Span(3, 6, 6), 1, "fp32", 16, 100), worker, host, nursery, is_server)
+        server = BlockServer(worker, host, nursery, is_server)
         nursery.start_soon(server.run)
         flow: Any = client
         for revision, target in enumerate(("third party", "first"), 1):

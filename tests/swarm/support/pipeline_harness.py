@@ -25,7 +25,7 @@ from swarm.pipeline.config import LoadReport, PipelineSettings
 from swarm.pipeline.messages import ForwardReply, ForwardRequest, forward_method
 from swarm.pipeline.router import ReplicaRouter, RouterConfig
 from swarm.pipeline.source import MicroBatchSource
-from swarm.pipeline.stage_server import IgnoreEvents, StageServer
+from swarm.pipeline.stage_server import StageListener, StageServer
 from swarm.protocol.head import Head, genesis
 from swarm.protocol.ledger import Ledger, Range
 from swarm.protocol.receipts import StageProof
@@ -105,7 +105,7 @@ def spans(first: int, count: int) -> list[Range]:
     return [(MICRO * k, MICRO * (k + 1)) for k in range(first, first + count)]
 
 
-class Listener(IgnoreEvents):
+class Listener(StageListener):
     """Notes what happened at a stage, and forwards redispatches to `source`."""
 
     def __init__(self) -> None:

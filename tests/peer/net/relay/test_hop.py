@@ -28,7 +28,7 @@ from peer.net.reach import LOCAL, Reach
 from peer.net.relay import hop
 from peer.net.relay.hop import HopServer
 from peer.net.relay.ledger import RelayLimits
-from peer.net.relay.server import Relay, open_relay
+from peer.net.relay.server import open_relay
 from peer.net.stream_channel import greeting_of
 
 GREETING = greeting_of(HOP)
@@ -36,7 +36,7 @@ RESERVE = HopMessage(type=HopMessage.RESERVE)
 
 
 @asynccontextmanager
-async def a_relay(**limits: Any) -> AsyncIterator[Relay]:
+async def a_relay(**limits: Any) -> AsyncIterator[HopServer]:
     async with open_relay(Identity.generate(), LOCAL, RelayLimits(**limits)) as relay:
         yield relay
 
