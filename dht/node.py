@@ -40,9 +40,10 @@ from dht.records import (
 )
 from dht.router import PeerFault, Router
 from dht.storage import Storage, StorageLimits
-from peer.errors import BarnraiseError, DialError, RemoteError
+from peer.errors import DialError, RemoteError
 from peer.net.host import Host
 from peer.net.rpc import ask_each
+from peer.notifier import beside_block
 
 __all__ = ["DEFAULT_TUNING", "DhtConfig", "Node", "NodeConfig", "RecordEntry", "Schema", "StorageLimits", "open_node"]
 
@@ -204,8 +205,7 @@ async def open_node(
 
     Raises DialError, with each address and why it failed, if `config.required` and no peer answered.
     """
-    failure: BarnraiseError | None = None
-    async with trio.open_nursery() as nursery:
+    async with beside_block() as nursery:
         router = Router(host, config, SwarmClock(wall), nursery)
         node = Node(router, Storage(config.limits, host.is_connected), schemas)
         contact = Bootstrap(router, config.bootstrap, config.cache, config.met)
@@ -218,12 +218,8 @@ async def open_node(
             nursery.start_soon(contact.run)
             nursery.start_soon(router.verify_strangers)
             yield node
-        except BarnraiseError as error:
-            failure = error  # raised below as it is: the nursery would wrap it in a group
         finally:
             nursery.cancel_scope.cancel()  # first: a peer that we ask after our goodbye takes us for alive
             with trio.CancelScope(shield=True):
                 await node.leave()
             contact.save_cache()
-    if failure is not None:
-        raise failure

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-import trio
 from libp2p.utils.address_validation import get_available_interfaces
 
 from cli.checks.machine import Finding, State, disk_finding, disk_speed_finding, failure, memory_finding
@@ -25,6 +24,7 @@ from peer.net.address_book import is_circuit
 from peer.net.host import Host
 from peer.net.nat.reachability import Reachability, probe
 from peer.net.reach import Reach
+from peer.notifier import ask_at_once
 from swarm.client.session import RunClient, client_host, open_client
 from swarm.inference.record import run_schemas
 from swarm.membership.reachability import CONNECT_S, DIAL_BACK, DialBackReply, DialBackRequest, tcp_ports
@@ -242,15 +242,7 @@ async def _dial_finding(host: Host, address: str) -> Finding:
 
 async def _paths(host: Host, peers: list[str]) -> list[Reachability]:
     """Find the kind of path to each of these peers."""
-    found: list[Reachability] = []
-
-    async def look(peer: str) -> None:
-        found.append(await probe(host, peer, timeout_s=PROBE_S))
-
-    async with trio.open_nursery() as nursery:
-        for peer in peers:
-            nursery.start_soon(look, peer)
-    return found
+    return await ask_at_once(lambda peer: probe(host, peer, timeout_s=PROBE_S), peers)
 
 
 def path_finding(path: Reachability) -> Finding:

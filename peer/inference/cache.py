@@ -39,11 +39,6 @@ class CacheShape:
     tokens_max: int
     """The longest context."""
 
-    @property
-    def page_bytes(self) -> int:
-        """The size of one page, in bytes."""
-        return 2 * self.layers * self.kv_heads * self.head_size * PAGE_TOKENS * self.dtype.itemsize
-
     def room(self, pages: int) -> Tensor:
         """Return an empty stretch (L, 2, K, tokens, D)."""
         size = (self.layers, 2, self.kv_heads, pages * PAGE_TOKENS, self.head_size)

@@ -40,25 +40,23 @@ class LoadStage(msgspec.Struct, frozen=True, tag="load_stage", kw_only=True):
     """The inherited descriptor of the slots."""
 
 
-class RunForward(Command, frozen=True, tag="stage_forward"):
+class _PassCommand(Command, frozen=True):
+    micro_batch: MicroBatch
+    slot: int
+    batch: int
+    length: int
+
+
+class RunForward(_PassCommand, frozen=True, tag="stage_forward"):
     """Compute the `batch` sequences of `length` tokens in `slot`; the output is written over them. The result is a
     MicroBatchDone."""
 
-    micro_batch: MicroBatch
-    slot: int
-    batch: int
-    length: int
     keep: bool
 
 
-class RunBackward(Command, frozen=True, tag="stage_backward"):
+class RunBackward(_PassCommand, frozen=True, tag="stage_backward"):
     """Propagate the gradient in `slot`; the gradient of the stage's input is written over it. The result is a
     MicroBatchDone."""
-
-    micro_batch: MicroBatch
-    slot: int
-    batch: int
-    length: int
 
 
 class DropMicroBatch(Command, frozen=True, tag="stage_drop"):

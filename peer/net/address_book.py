@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections import OrderedDict
 from collections.abc import Iterable
 from ipaddress import ip_address, ip_network
 from itertools import islice
@@ -24,6 +23,7 @@ from peer.bounds import Address, Name
 from peer.decoding import MALFORMED
 from peer.errors import ConfigError, ResourceError
 from peer.identity import is_peer_id
+from peer.net.strangers.recent import Recent
 
 _PEERS_MAX: Final = 4096
 _CLAIMANTS_MAX: Final = 1024
@@ -51,12 +51,12 @@ class AddressBook:
 
     def __init__(self, addresses_per_peer: int = 16) -> None:
         self._per_peer = addresses_per_peer
-        self._book: OrderedDict[str, tuple[str, ...]] = OrderedDict()
-        self._claims: OrderedDict[str, tuple[str, ...]] = OrderedDict()
+        self._book = Recent[str, tuple[str, ...]](_PEERS_MAX)
+        self._claims = Recent[str, tuple[str, ...]](_CLAIMANTS_MAX)
 
     def add(self, peer_id: str, addrs: Iterable[str]) -> None:
         """Add addresses (with or without `/p2p/<id>`), the best first. Skips those that cannot be dialled."""
-        self._note(self._book, _PEERS_MAX, peer_id, addrs)
+        self._note(self._book, peer_id, addrs)
         known = self._book.get(peer_id, ())
         self._keep_claims(peer_id, [address for address in self._claims.get(peer_id, ()) if address not in known])
 
@@ -65,7 +65,7 @@ class AddressBook:
         known = self._book.get(peer_id, ())
         bare = [_bare(peer_id, address) for address in islice(addrs, self._per_peer)]
         fresh = [address for address in bare if address is not None and address not in known]
-        self._note(self._claims, _CLAIMANTS_MAX, peer_id, fresh)
+        self._note(self._claims, peer_id, fresh)
 
     def is_claim(self, peer_id: str, address: str) -> bool:
         """Return whether only a claim says that the peer is at this address."""
@@ -79,12 +79,10 @@ class AddressBook:
         """Return the known addresses that are no claims, best first."""
         return self._book.get(peer_id, ())
 
-    def _note(
-        self, book: OrderedDict[str, tuple[str, ...]], peers_max: int, peer_id: str, addrs: Iterable[str]
-    ) -> None:
+    def _note(self, book: Recent[str, tuple[str, ...]], peer_id: str, addrs: Iterable[str]) -> None:
         if not is_peer_id(peer_id):
             return
-        known = book.pop(peer_id, ())
+        known = book.get(peer_id, ())
         fresh: list[str] = []
         for address in addrs:
             bare = _bare(peer_id, address)
@@ -97,8 +95,6 @@ class AddressBook:
             return
         merged.sort(key=is_circuit)  # stable: freshness is kept within direct and within relayed addresses
         book[peer_id] = tuple(merged[: self._per_peer])
-        while len(book) > peers_max:
-            book.popitem(last=False)
 
     def _keep_claims(self, peer_id: str, kept: list[str]) -> None:
         if kept:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -109,12 +110,16 @@ class Heartbeat:
     async def ping(self, peer: str, timeout_s: float) -> bool:
         """Return whether a peer, watched or not, gives a sign of life within that time."""
         try:
-            await self._rpc.call(peer, PING, Empty(), timeout_s=timeout_s)
-        except (RemoteError, ProtocolViolation):
-            return True
+            await self._ping(peer, timeout_s)
         except NetworkError:
             return False
         return True
+
+    async def _ping(self, peer: str, timeout_s: float) -> None:
+        """Return once a peer answers. Raises NetworkError."""
+        # It may answer badly (too busy): rpc has recorded a violation.
+        with suppress(RemoteError, ProtocolViolation):
+            await self._rpc.call(peer, PING, Empty(), timeout_s=timeout_s)
 
     async def run(self) -> None:
         """Ping until cancelled."""
@@ -139,38 +144,24 @@ class Heartbeat:
                 await trio.sleep_until(began + self._limits.ping_interval_s)
 
     async def _answers(self, peer: str) -> bool:
-        """Return whether `peer` gives a sign of life in time."""
-        limits = self._limits
+        """Return whether `peer` gives a sign of life in time; after a lost connection on a new one, which a dead
+        process refuses at once."""
+        limits, redials = self._limits, False
         quiet_s = _REDIAL_S if peer in self._suspects else limits.suspect_after_s - limits.ping_interval_s / 2
         while True:
             began, lost = trio.current_time(), self._lag.lost_s
             try:
-                await self._rpc.call(peer, PING, Empty(), timeout_s=quiet_s)
+                await self._ping(peer, quiet_s)
                 return True
             except DeadlineExceeded:
-                if self._meter.traffic(peer).heard_at >= began:
+                if not redials and self._meter.traffic(peer).heard_at >= began:
                     return True  # busy sending us a payload
                 if not self._slept_since(lost):
                     return False
-            except (RemoteError, ProtocolViolation):
-                return True  # it answered, if badly (it may be too busy); rpc has recorded a violation
             except NetworkError:
-                return await self._redials(peer)
-
-    async def _redials(self, peer: str) -> bool:
-        """Return whether `peer` answers on a new connection after the last was lost. A dead process refuses at once."""
-        while True:
-            lost = self._lag.lost_s
-            try:
-                await self._rpc.call(peer, PING, Empty(), timeout_s=_REDIAL_S)
-                return True
-            except DeadlineExceeded:
-                if not self._slept_since(lost):
+                if redials:
                     return False
-            except (RemoteError, ProtocolViolation):
-                return True
-            except NetworkError:
-                return False
+                redials, quiet_s = True, _REDIAL_S
 
     def _slept_since(self, lost_s: float) -> bool:
         """Return whether our own loop missed a deadline that began when the loop had lost `lost_s`."""

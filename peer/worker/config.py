@@ -86,15 +86,16 @@ class WorkerConfig:
 
 @dataclass(frozen=True)
 class WorkerBuffers:
-    """The vectors that the network process and its workers share."""
+    """The vectors that the network process and its workers share, and of a stage the slots of its micro-batches."""
 
     outer: SharedBuffer
     delta: SharedBuffer
+    slots: SharedBuffer | None = None
 
     @property
     def fds(self) -> tuple[int, ...]:
         """The descriptors that a worker inherits."""
-        return (self.outer.fd, self.delta.fd)
+        return tuple(each.fd for each in (self.outer, self.delta, self.slots) if each is not None)
 
     @property
     def vectors(self) -> VectorFds:

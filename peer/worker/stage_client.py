@@ -13,7 +13,7 @@ from contextlib import (
     closing,
     contextmanager,
 )
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final, Literal
 
 import torch
@@ -52,17 +52,6 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class StageBuffers(WorkerBuffers):
-    """The vectors of a stage, and the slots of its micro-batches."""
-
-    slots: SharedBuffer
-
-    @property
-    def fds(self) -> tuple[int, ...]:
-        return (*super().fds, self.slots.fd)
-
-
 class StageWorkerGroup(WorkerCommands):
     """Commands to the worker of stage `spec`; from `open_stage_worker_group`. Any number of calls may run at a time.
 
@@ -81,7 +70,7 @@ class StageWorkerGroup(WorkerCommands):
 
     def __init__(self, config: WorkerConfig, buffers: WorkerBuffers) -> None:
         super().__init__(config, buffers)
-        assert isinstance(buffers, StageBuffers)
+        assert buffers.slots is not None
         self.spec: Final = _spec_of(config)
         self._slots = buffers.slots
         self._area = SlotArea(self.spec, config.model.hidden_size, buffers.slots.tensor)
@@ -91,13 +80,13 @@ class StageWorkerGroup(WorkerCommands):
 
     @classmethod
     @contextmanager
-    def open_buffers(cls, config: WorkerConfig) -> Iterator[StageBuffers]:
+    def open_buffers(cls, config: WorkerConfig) -> Iterator[WorkerBuffers]:
         size = SlotArea.size_bytes(_spec_of(config), config.model.hidden_size)
         with (
             closing(SharedBuffer.create(config.directory, size, torch.uint8)) as slots,
             WorkerBuffers.open(config) as buffers,
         ):
-            yield StageBuffers(buffers.outer, buffers.delta, slots)
+            yield replace(buffers, slots=slots)
 
     def _first_message(self, rank: int) -> LoadStage:
         config = self.config

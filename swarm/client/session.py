@@ -17,12 +17,13 @@ from typing import Any, Final
 import trio
 
 from dht.node import Node, Schema
-from peer.errors import BarnraiseError, ResourceError
+from peer.errors import ResourceError
 from peer.events import EventLog
 from peer.files import temporary_folder
 from peer.identity import Identity, Signed
 from peer.net.host import Host, open_host
 from peer.net.reach import LOCAL, Reach
+from peer.notifier import ask_at_once, beside_block
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_schema
 from swarm.membership.membership import read_records
 from swarm.membership.open_peer import Schemas, open_peer
@@ -77,15 +78,7 @@ class RunClient:
         self, records: Mapping[str, MemberRecord], silent: set[str] | None = None
     ) -> list[list[ProvenHead]]:
         """Return the `candidates` of each stage, asked for at once."""
-        found: list[list[ProvenHead]] = [[] for _ in range(self.training.stages)]
-
-        async def look(stage: int) -> None:
-            found[stage] = await self.candidates(records, stage, silent)
-
-        async with trio.open_nursery() as nursery:
-            for stage in range(self.training.stages):
-                nursery.start_soon(look, stage)
-        return found
+        return await ask_at_once(lambda stage: self.candidates(records, stage, silent), range(self.training.stages))
 
 
 def client_host(reach: Reach) -> AbstractAsyncContextManager[Host]:
@@ -144,17 +137,9 @@ async def _renewing(gate: Gate) -> AsyncIterator[None]:
             await trio.sleep(RENEW_S)
             await gate.renew()
 
-    failure: BarnraiseError | None = None
-    async with trio.open_nursery() as nursery:
+    async with beside_block() as nursery:
         nursery.start_soon(renew)
-        try:
-            yield
-        except BarnraiseError as error:
-            failure = error  # raised below as it is: the nursery would wrap it in a group
-        finally:
-            nursery.cancel_scope.cancel()
-    if failure is not None:
-        raise failure
+        yield
 
 
 def _owner(home: Path | None) -> Identity | None:

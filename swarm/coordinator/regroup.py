@@ -13,6 +13,7 @@ from peer.catalogue.groups import CoordinatorRestored, Regrouped
 from peer.errors import ResourceError
 from peer.events import EventLog, Field
 from peer.files import write_atomically
+from peer.notifier import ask_at_once
 from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.coordinator.regroup_files import (
     LOOK_EVERY_S,
@@ -56,15 +57,7 @@ async def serve_requests(home: Home, groups: Sequence[CoordinatedGroup], log: Ev
 
 async def regroup_all(groups: Sequence[CoordinatedGroup], request: RegroupRequest) -> tuple[GroupOutcome, ...]:
     """Ask all groups for a new term; return the outcome."""
-    found: dict[int, GroupOutcome] = {}
-
-    async def one(index: int, group: CoordinatedGroup) -> None:
-        found[index] = await regroup(group, request)
-
-    async with trio.open_nursery() as nursery:
-        for index, group in enumerate(groups):
-            nursery.start_soon(one, index, group)
-    return tuple(found[index] for index in sorted(found))
+    return tuple(await ask_at_once(lambda group: regroup(group, request), groups))
 
 
 async def regroup(group: CoordinatedGroup, request: RegroupRequest) -> GroupOutcome:

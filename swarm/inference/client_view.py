@@ -23,18 +23,8 @@ from swarm.inference.route import Hop, Route, RouteView, find_route, foretold_ms
 from swarm.membership.membership import read_records
 
 FRESH_S: Final = 10.0
-
-
 TOLD_S: Final = 1.5
 """So long a session looks for a server of blocks that none has before it says so."""
-
-
-def _untold(missing: str) -> None:
-    pass
-
-
-def _unknown() -> bool:
-    return False
 
 
 @dataclass(frozen=True)
@@ -43,9 +33,9 @@ class Patience:
 
     wait_s: float = TOLD_S
     """Then the answer fails, and may continue later."""
-    tell: Callable[[str], None] = _untold
+    tell: Callable[[str], None] = lambda missing: None
     """Called with what is missing, once each time."""
-    comes_back: Callable[[], bool] = _unknown
+    comes_back: Callable[[], bool] = lambda: False
     """Whether a server that is missing is known to come back: it is waited for as long as that is so."""
 
 

@@ -10,6 +10,7 @@ from peer.catalogue.happening import Happening
 from peer.catalogue.reading import Heard
 from peer.catalogue.rounds import PhaseEntered
 from peer.catalogue.stages import MoveFinished
+from peer.net.strangers.recent import Recent
 from swarm.status.time_histogram import TimeHistogram
 
 PHASES: Final = ("compute", "submit", "exchange", "vote")
@@ -27,7 +28,7 @@ class ToldCounts:
         """Of `MoveFinished` and `PeerPenalized`."""
         self.phases: dict[str, TimeHistogram] = {}
         """By phase; only those that were told."""
-        self._entered: dict[str, tuple[int, str, float]] = {}  # by peer: round, phase and when
+        self._entered = Recent[str, tuple[int, str, float]](PEERS_MAX)  # by peer: round, phase and when
 
     def take(self, peer: str, heard: Heard) -> None:
         """Count an event. Those of before are told when the monitor begins, and count nothing."""
@@ -46,5 +47,3 @@ class ToldCounts:
         if last and number == last_round and PHASES.index(phase) == PHASES.index(last) + 1:
             self.phases.setdefault(last, TimeHistogram()).add(min(LONGEST_S, max(0.0, at - since)))
         self._entered[peer] = (number, phase, at)
-        while len(self._entered) > PEERS_MAX:
-            del self._entered[next(iter(self._entered))]

@@ -20,6 +20,7 @@ from torch import Tensor
 from peer.catalogue.stages import TextFed
 from peer.errors import NetworkError, ProtocolViolation
 from peer.events import EventLog
+from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.method import Call, Empty
 from peer.net.rpc import Rpc
@@ -92,7 +93,7 @@ class RemoteTokens:
         self._host, self._settings, self._feeders, self._local = host, settings, feeders, local
         self._method = tokens_method(settings)
         self._numbers = count()
-        self._cooling: dict[str, float] = {}  # until when, in trio's time
+        self._cooling = Backoff(COOLDOWN_S, COOLDOWN_S, factor=1)
         self._refused: set[str] = set()
 
     async def __call__(self, ranges: Sequence[Range]) -> Tensor:
@@ -105,11 +106,10 @@ class RemoteTokens:
         return await trio.to_thread.run_sync(self._local, ranges)
 
     def _next(self) -> str | None:
-        now = trio.current_time()
         fit = [
             peer
             for peer in sorted(self._feeders())
-            if peer not in self._refused and self._cooling.get(peer, 0.0) <= now and peer != self._host.peer_id
+            if peer not in self._refused and not self._cooling.paused(peer) and peer != self._host.peer_id
         ]
         return fit[next(self._numbers) % len(fit)] if fit else None
 
@@ -118,7 +118,7 @@ class RemoteTokens:
         try:
             reply = await self._host.rpc.call(feeder, self._method, request, timeout_s=FEED_S)
         except (NetworkError, ProtocolViolation):
-            self._cooling[feeder] = trio.current_time() + COOLDOWN_S
+            self._cooling.failed(feeder)
             return None
         samples, width = sum(last - first for first, last in ranges), self._settings.seq_len + 1
         wrong = len(reply.payload) != TOKEN_BYTES * samples * width

@@ -131,7 +131,7 @@ class LocalSteps(StageTrainer):
             return self.is_exhausted(self.head.round + 1)
         if late:
             return True
-        later = max(self._server.later_epoch, self._first_committed)
+        later = max(self._server.handlers.later_epoch, self._first_committed)
         return self._source is None and later > self.head.round
 
     async def _settle_all(self, request: TrainRequest) -> None:
@@ -159,7 +159,7 @@ class LocalSteps(StageTrainer):
         async def stop() -> None:
             while not self._is_over(request):
                 await self._changed.until(lambda: self._is_over(request), WATCH_S)
-            with trio.move_on_after(min(GRACE_S, 2 * self._server.answer_s)):
+            with trio.move_on_after(min(GRACE_S, 2 * self._server.runner.answer_s)):
                 await done.wait()
             nursery.cancel_scope.cancel()
 

@@ -7,7 +7,7 @@ async with server.open(trainer):
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Final
 
 from peer.catalogue.stages import PipelineLost
@@ -100,7 +100,7 @@ class StageServer:
             self._note_counted,
             self._note_lost,
         )
-        self._handlers = ForwardHandler(
+        self.handlers: Final = ForwardHandler(
             host,
             settings,
             self.runner,
@@ -114,23 +114,9 @@ class StageServer:
         return self.runner.compute.worker_group
 
     @property
-    def later_epoch(self) -> int:
-        """See `ForwardHandler.later_epoch`."""
-        return self._handlers.later_epoch
-
-    @property
-    def answer_s(self) -> float:
-        """See `MicroBatchRunner.answer_s`."""
-        return self.runner.answer_s
-
-    def drain(self) -> None:
-        """See `ForwardHandler.drain`."""
-        self._handlers.drain()
-
-    @property
     def drained(self) -> bool:
         """Whether nothing is in progress, and all that was counted is merged."""
-        return self._handlers.idle and not self.accounting.counted
+        return self.handlers.idle and not self.accounting.counted
 
     def load(self) -> LoadReport:
         """Return the load for this replica's record."""
@@ -142,12 +128,8 @@ class StageServer:
         samples counted here since the capture and merged by others (see `SampleAccounting.reset`)."""
         self.runner.notice_loss()
         conflicts = self.accounting.reset(head)
-        self._handlers.moved()
+        self.handlers.moved()
         return conflicts
-
-    def nothing_counts(self) -> AbstractAsyncContextManager[None]:
-        """See `MicroBatchRunner.nothing_counts`."""
-        return self.runner.nothing_counts()
 
     @asynccontextmanager
     async def open(self, listener: StageListener | None = None) -> AsyncIterator[None]:
@@ -161,13 +143,13 @@ class StageServer:
             rpc.register(STILL_WAITING, self._on_still_waiting)
             rpc.register(RECEIPT, self.receipts.give)
             if self.stage:
-                rpc.register(forward_method(self.settings), self._handlers.serve)
+                rpc.register(forward_method(self.settings), self.handlers.serve)
             else:
                 rpc.register(REDISPATCH, self._on_redispatch)
             try:
                 yield
             finally:
-                await self._handlers.close()
+                await self.handlers.close()
 
     async def is_counted_elsewhere(self, samples: Range) -> bool:
         """Return whether another replica of this stage says that it has counted `samples`."""

@@ -101,7 +101,7 @@ class StageTrainer(WeightSync, StageListener):
     async def validate(self) -> None:
         """Measure the held-out loss by the present weights of all stages, if this is stage 0 and the loss is asked
         for. Give up where it takes much longer than it should: the other stages may have left."""
-        await self._validate(max(LAST_EVALUATE_S, LATE * self._server.answer_s))
+        await self._validate(max(LAST_EVALUATE_S, LATE * self._server.runner.answer_s))
 
     async def _validate(self, timeout_s: float) -> None:
         number, self.validate_round = self.validate_round, None

@@ -60,7 +60,7 @@ class BatchTracker:
             await missing.redispatch(head.round, before - counted, "counted by a peer or a worker that is gone")
             if not counted <= before and before:
                 grown_at = now
-            if now - grown_at > stall_s(self._server.answer_s):
+            if now - grown_at > stall_s(self._server.runner.answer_s):
                 grown_at = now
                 await missing.redispatch(head.round, wanted - counted, "missing")
             await trio.sleep(POLL_S)

@@ -178,7 +178,7 @@ class WeightSync(ABC):
 
     async def _throw_away(self, head: Head) -> None:
         """Drop all gradients, in the worker and here. Lost are the samples not merged on the way to `head`."""
-        async with self._server.nothing_counts():
+        async with self._server.runner.nothing_counts():
             if self._generation == self._worker_group.generation:
                 await self._worker_group.take_gradient()
             counted = self._accounting.forget()

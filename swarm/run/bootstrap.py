@@ -78,18 +78,29 @@ async def enter_run(
         except NotAdmitted as error:
             raise NotAdmitted(f"{home.path} was used for another run: choose another folder with --home") from error
         return EnteredRun(kept[0], manifest, kept[1], _gate(host, manifest, home, chain, renew))
-    entrance = _Entrance(host, invite, home, chain, open_signed, renew)
+    gate: Gate | None = None  # made once, with the manifest of the first peer that answers
+
+    async def enter_with(peer: str) -> EnteredRun[ManifestT]:
+        nonlocal gate
+        signed = await fetch_manifest(host.rpc, peer, invite.run_id, DIAL_S)
+        manifest = open_signed(signed, invite.run_id)
+        gate = gate or _gate(host, manifest, home, chain, renew)
+        await gate.introduce(peer, DIAL_S)
+        tokenizer = await fetch_tokenizer(host.rpc, peer, manifest, 60.0)
+        save_run_files(home.path, signed, tokenizer)
+        return EnteredRun(signed, manifest, tokenizer, gate)
+
     failures: list[BarnraiseError] = []
     for attempt in range(TRIES):
         failures = []
         for peer in found():
             try:
-                return await entrance.enter_with(peer)
+                return await enter_with(peer)
             except (NetworkError, ProtocolViolation) as error:
                 host.events.emit(ContactFailed(address=peer, reason=str(error)))
         for address in invite.addresses:
             try:
-                return await entrance.enter_at(address)
+                return await enter_with(await host.connect_address(address, timeout_s=DIAL_S))
             except (NetworkError, ProtocolViolation) as error:
                 host.events.emit(ContactFailed(address=address, reason=str(error)))
                 refused = isinstance(error, RemoteError) and error.code == NotAdmitted.__name__
@@ -101,37 +112,6 @@ async def enter_run(
         if attempt + 1 < TRIES:
             await trio.sleep(PAUSE_S * (attempt + 1))
     raise _most_useful(failures)
-
-
-class _Entrance(Generic[ManifestT]):
-    """The way in by any peer of the run. The gate is made once, with the manifest of the first that answers."""
-
-    def __init__(
-        self,
-        host: Host,
-        invite: Invite,
-        home: Home,
-        chain: Chain,
-        open_signed: Callable[[Signed, str], ManifestT],
-        renew: RenewChain | None,
-    ) -> None:
-        self._host, self._invite, self._home, self._chain = host, invite, home, chain
-        self._open_signed, self._renew = open_signed, renew
-        self._gate: Gate | None = None
-
-    async def enter_at(self, address: str) -> EnteredRun[ManifestT]:
-        return await self.enter_with(await self._host.connect_address(address, timeout_s=DIAL_S))
-
-    async def enter_with(self, peer: str) -> EnteredRun[ManifestT]:
-        host = self._host
-        signed = await fetch_manifest(host.rpc, peer, self._invite.run_id, DIAL_S)
-        manifest = self._open_signed(signed, self._invite.run_id)
-        if self._gate is None:
-            self._gate = _gate(host, manifest, self._home, self._chain, self._renew)
-        await self._gate.introduce(peer, DIAL_S)
-        tokenizer = await fetch_tokenizer(host.rpc, peer, manifest, 60.0)
-        save_run_files(self._home.path, signed, tokenizer)
-        return EnteredRun(signed, manifest, tokenizer, self._gate)
 
 
 def _gate(host: Host, manifest: AnyManifest, home: Home, chain: Chain, renew: RenewChain | None) -> Gate:

@@ -60,24 +60,13 @@ class RunRules(msgspec.Struct, frozen=True, kw_only=True):
         check_name(self.name)
         if self.license and not _LICENSE.fullmatch(self.license):
             raise ValueError(f"license is {self.license!r}: give the Hub's abbreviation of it, such as apache-2.0")
-        if not 1 <= self.min_peers <= self.max_peers:
-            raise ValueError(
-                f"min_peers is {self.min_peers}: choose a number between 1 and max_peers ({self.max_peers})"
-            )
+        _check_between(self, "min_peers", 1, self.max_peers, f"1 and max_peers ({self.max_peers})")
         if self.max_peers > PEERS_MAX:
             raise ValueError(f"max_peers is {self.max_peers}: choose at most {PEERS_MAX}, the limit of one group")
-        if not 1 <= self.members_per_prefix <= PEERS_MAX:
-            raise ValueError(
-                f"members_per_prefix is {self.members_per_prefix}: choose a number between 1 and {PEERS_MAX}"
-            )
-        if not 0 <= self.rounds <= ROUNDS_MAX:
-            raise ValueError(f"rounds is {self.rounds}: choose a number between 0 (no end) and {ROUNDS_MAX}")
-        if not 0 <= self.seed < 1 << 63:
-            raise ValueError(f"seed is {self.seed}: choose a number between 0 and 2**63 - 1")
-        if not 0 <= self.timeout_floor_s <= 3600:
-            raise ValueError(
-                f"timeout_floor_s is {self.timeout_floor_s}: choose a number between 0 (adaptive) and 3600"
-            )
+        _check_between(self, "members_per_prefix", 1, PEERS_MAX, f"1 and {PEERS_MAX}")
+        _check_between(self, "rounds", 0, ROUNDS_MAX, f"0 (no end) and {ROUNDS_MAX}")
+        _check_between(self, "seed", 0, (1 << 63) - 1, "0 and 2**63 - 1")
+        _check_between(self, "timeout_floor_s", 0, 3600, "0 (adaptive) and 3600")
         if not COMPUTE_S_LEAST <= self.compute_s_max <= COMPUTE_S_MOST:
             raise ValueError(
                 f"compute_s_max is {self.compute_s_max}: choose a number of seconds between {COMPUTE_S_LEAST:g} and"
@@ -122,10 +111,16 @@ class PipelineConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory, a third more work."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.stages <= STAGES_MAX:
-            raise ValueError(f"stages is {self.stages}: choose a number between 1 (no pipeline) and {STAGES_MAX}")
+        _check_between(self, "stages", 1, STAGES_MAX, f"1 (no pipeline) and {STAGES_MAX}")
         if not 0 <= self.micro_batch <= SEQUENCES_MAX:
             raise ValueError(f"micro_batch is {self.micro_batch}: give a number of sequences, or 0")
+
+
+def _check_between(section: msgspec.Struct, field: str, least: float, most: float, bounds: str) -> None:
+    """Raise ValueError unless a number lies in these bounds, which the error names in words."""
+    value = getattr(section, field)
+    if not least <= value <= most:
+        raise ValueError(f"{field} is {value}: choose a number between {bounds}")
 
 
 def check_name(name: str) -> None:

@@ -12,6 +12,7 @@ import trio
 
 from peer.catalogue.rounds import RunFoundComplete
 from peer.errors import NetworkError, ResourceError
+from peer.notifier import ask_at_once
 from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MEMBERS
 from swarm.membership.membership import read_records
@@ -62,16 +63,12 @@ async def _is_gossip_over(context: PeerContext) -> bool:
 async def _last_heads(context: PeerContext) -> list[ProvenHead | None]:
     """Return the head of each stage's group that the coordinator proves; None where it does not answer."""
     manifest, host = context.manifest, context.host
-    found: list[ProvenHead | None] = [None] * manifest.stages
 
-    async def ask(stage: int) -> None:
+    async def ask(stage: int) -> ProvenHead | None:
         config = agreement_config(manifest, stage, host.peer_id)
-        found[stage] = next(iter(await ask_proven_heads(host, config, [manifest.authority])), None)
+        return next(iter(await ask_proven_heads(host, config, [manifest.authority])), None)
 
-    async with trio.open_nursery() as nursery:
-        for stage in range(manifest.stages):
-            nursery.start_soon(ask, stage)
-    return found
+    return await ask_at_once(ask, range(manifest.stages))
 
 
 async def _bring(context: PeerContext, last: ProvenHead) -> None:

@@ -209,7 +209,7 @@ class StageReplica:
         server, until = self._server, self.head.round + DRAIN_ROUNDS
         if server is None or self.stage == 0 or self._manifest.synchronous:
             return
-        server.drain()
+        server.handlers.drain()
         with trio.move_on_after(DRAIN_S):
             while not server.drained and self.head.round < until:
                 await self._committed.wait(DRAIN_LOOK_S)
@@ -221,7 +221,7 @@ class StageReplica:
         server, training = self._server, self.driver.actor.training
         if server is None:
             return
-        server.drain()
+        server.handlers.drain()
         if not self._manifest.synchronous:
             self.trainer.finish_early()
             changed = self.driver.group.changed

@@ -7,8 +7,6 @@ peer that answers proves its id by Noise and its membership by the run's gate, a
 
 from __future__ import annotations
 
-import sys
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -23,9 +21,8 @@ from peer.net.host import Host
 from peer.net.lan.announcement import announced_peer, dialled, instance_name, local_addresses
 from peer.net.lan.responder import MulticastResponder
 from peer.net.strangers.claims import UnprovenDials
-
-if sys.version_info < (3, 11):
-    from exceptiongroup import BaseExceptionGroup
+from peer.net.strangers.recent import Recent
+from peer.notifier import beside_block
 
 PEERS_MAX: Final = 64
 """Of those that are remembered; of more, the one seen least recently is forgotten."""
@@ -46,7 +43,7 @@ class Lan:
         self._run_id = run_id
         self._tell, self.met = trio.open_memory_channel[str](PEERS_MAX)
         """Receives each peer that was announced here once it is connected."""
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known = Recent[str, None](PEERS_MAX)
         self._told = set[str]()
         self._news = trio.Event()
         self._retries = Backoff(*_RETRY_S, jitter=0.2, peers_max=PEERS_MAX)
@@ -59,13 +56,9 @@ class Lan:
 
     def note(self, name: str) -> None:
         """Remember the peer of that name, if it is one of this run."""
-        if (peer := announced_peer(name, self._run_id)) is None:
-            return
-        self._known[peer] = None
-        self._known.move_to_end(peer)
-        if len(self._known) > PEERS_MAX:
-            self._known.popitem(last=False)
-        self._news.set()
+        if (peer := announced_peer(name, self._run_id)) is not None:
+            self._known[peer] = None
+            self._news.set()
 
     async def run(self, host: Host) -> None:
         """Announce the host and dial others until cancelled; returns if this machine has no local network."""
@@ -134,18 +127,9 @@ async def on_lan(lan: Lan | None, host: Host) -> AsyncIterator[None]:
     if lan is None:
         yield
         return
-    failure: BaseException | None = None
-    try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(lan.run, host)
-            try:
-                yield
-            except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - raised below, outside the nursery
-                failure = error
-            nursery.cancel_scope.cancel()
-    finally:
-        if failure is not None:  # the nursery would wrap it, and a cancellation would take its place
-            raise failure
+    async with beside_block() as nursery:
+        nursery.start_soon(lan.run, host)
+        yield
 
 
 async def _in_thread(work: Callable[[], _Result], limit_s: float) -> _Result:

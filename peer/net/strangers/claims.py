@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -11,6 +11,7 @@ import trio
 
 from peer.errors import DialError
 from peer.net.backoff import PEERS_MAX, Backoff
+from peer.net.strangers.recent import Recent
 
 CLOSED_S: Final = 60.0  # no claimed address of an IP is dialled for so long after one was not its claimant's
 PORT_CLOSED_MIN_S: Final = 1.0
@@ -34,16 +35,13 @@ class UnprovenDials:
         self._closed = Backoff(CLOSED_S, CLOSED_S, factor=1)
         self._closed_ports = Backoff(PORT_CLOSED_MIN_S, CLOSED_S)
         self._failures: deque[float] = deque()
-        self._failures_at: OrderedDict[str, deque[float]] = OrderedDict()
+        self._failures_at = Recent[str, deque[float]](PEERS_MAX)
         self._dialling: dict[str, trio.Lock] = {}
-        self._found: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._found = Recent[tuple[str, str], None](FOUND_MAX)
 
     def note_found(self, peer: str, address: str) -> None:
         """Note that a dial has found a peer at an address: further ones disturb no third party."""
         self._found[peer, address] = None
-        self._found.move_to_end((peer, address))
-        while len(self._found) > FOUND_MAX:
-            self._found.popitem(last=False)
 
     def is_proven(self, peer: str, address: str) -> bool:
         """Whether a dial has found the peer there, as far as is remembered."""
@@ -56,7 +54,7 @@ class UnprovenDials:
         _, host, _, port = address.split("/")[1:5]
         guarded, strict = self._is_guarded(), self._is_guarded() and claimed
         place, closed = (host, self._closed) if strict else (f"{host} {port}", self._closed_ports)
-        failures = self._failures if strict else _kept(self._failures_at, host)
+        failures = self._failures if strict else self._failures_of(host)
         lock = self._dialling.setdefault(place, trio.Lock())
         try:
             async with lock:
@@ -75,6 +73,12 @@ class UnprovenDials:
             if not lock.locked() and not lock.statistics().tasks_waiting:
                 self._dialling.pop(place, None)
 
+    def _failures_of(self, host: str) -> deque[float]:
+        """Return the failures at a host, which is forgotten last."""
+        kept = self._failures_at.get(host, deque(maxlen=FAILURES_AT_ONE_MAX))
+        self._failures_at[host] = kept
+        return kept
+
     def _others(self) -> int:
         """Return how many IP addresses beside that of the caller are dialled by claims now."""
         return sum(" " not in place for place in self._dialling) - 1
@@ -84,12 +88,3 @@ def _recent(failures: deque[float]) -> int:
     while failures and trio.current_time() - failures[0] > CLOSED_S:
         failures.popleft()
     return len(failures)
-
-
-def _kept(failures_at: OrderedDict[str, deque[float]], host: str) -> deque[float]:
-    """Return the failures at a host, which is forgotten last."""
-    kept = failures_at.setdefault(host, deque(maxlen=FAILURES_AT_ONE_MAX))
-    failures_at.move_to_end(host)
-    while len(failures_at) > PEERS_MAX:
-        failures_at.popitem(last=False)
-    return kept

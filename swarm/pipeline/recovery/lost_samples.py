@@ -76,7 +76,7 @@ class LostSamples:
             counted, now = set().union(*have.values()), trio.current_time()
             if not counted <= before:
                 quiet_from, asks = now, 0
-            quiet_s = stall_s(self._server.answer_s)
+            quiet_s = stall_s(self._server.runner.answer_s)
             alive = self._alive(head)
             turn = alive.index(self._host.peer_id) if self._host.peer_id in alive else len(alive)
             first = quiet_from == began and have.keys() >= set(self._others(head))  # nothing is in flight yet

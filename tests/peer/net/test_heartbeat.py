@@ -193,8 +193,11 @@ async def test_our_own_standstill_during_a_redial_is_not_the_peers_silence() -> 
     async with open_host(identity=Identity.generate(), events=log) as host:
         heartbeat = host._heartbeat
         slept: list[float] = []
+        lost: list[ConnectionLost] = []
 
         async def call(*_: object, timeout_s: float) -> None:
+            if lost:
+                raise lost.pop()
             if not slept:
                 return
             heartbeat._lag._lost += slept.pop(0)
@@ -202,10 +205,10 @@ async def test_our_own_standstill_during_a_redial_is_not_the_peers_silence() -> 
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(heartbeat._rpc, "call", call)
-            slept += [10.0, 10.0]
-            assert await heartbeat._redials("a peer") and not slept
-            slept += [10.0, 0.0]
-            assert not await heartbeat._redials("a peer") and not slept
+            for sleeps, answers in (([10.0, 10.0], True), ([10.0, 0.0], False)):
+                slept += sleeps
+                lost.append(ConnectionLost("the connection ended"))
+                assert await heartbeat._answers("a peer") is answers and not slept and not lost
 
 
 def block(seconds: float) -> None:

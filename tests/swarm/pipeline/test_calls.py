@@ -139,11 +139,11 @@ async def test_bad_input_is_refused(tmp_path: Path) -> None:
             ):
                 answer = await pass_to(stranger, rules, last.peer, 1, good, **changes)
                 assert (answer.outcome, answer.cause) == (outcome, cause)
-            assert last.server.later_epoch == 0, "it is no replica of the stage before"
+            assert last.server.handlers.later_epoch == 0, "it is no replica of the stage before"
             table[stranger.peer_id] = {"stage": 0, "addresses": list(stranger.addresses)}
             await pass_to(stranger, rules, last.peer, 1, good, epoch=5)
             del table[stranger.peer_id]
-            assert last.server.later_epoch == 1, "it has a successor, whatever its number"
+            assert last.server.handlers.later_epoch == 1, "it has a successor, whatever its number"
             last.server.moved(head_at(rules, 1, epoch=9))
             answer = await pass_to(stranger, rules, last.peer, 1, good, epoch=7)
             assert (answer.outcome, answer.cause) == ("refused", "stale")

@@ -252,7 +252,7 @@ async def test_throwing_away_matches_the_worker(tmp_path: Path, monkeypatch: pyt
         monkeypatch.setattr(runner, "_is_wanted", watched)
 
         async def throw_away() -> None:
-            async with replica.server.nothing_counts():
+            async with replica.server.runner.nothing_counts():
                 thrown.append((list((await replica.worker_group.take_gradient()).micro_batches), accounting.forget()))
 
         async with trio.open_nursery() as nursery:

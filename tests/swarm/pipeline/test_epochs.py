@@ -74,7 +74,7 @@ async def test_synchronous_stages_an_epoch_apart(tmp_path: Path) -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(dispatch)
             await held.wait()
-            assert last.server.later_epoch == 2 and not done and last.server.load().queue == 0
+            assert last.server.handlers.later_epoch == 2 and not done and last.server.load().queue == 0
             last.server.moved(head_at(rules, 1, 2, next_round))
             await last.worker_group.import_weights(epoch=2)
         assert done == [True] and last.server.accounting.counted == (SPANS[2],)

@@ -73,7 +73,7 @@ async def test_draining_replica_takes_no_more_and_ends_what_it_has(
         server = leaves.server
         held = count(server.accounting.counted)
         assert held and not server.drained
-        server.drain()
+        server.handlers.drain()
         await dispatch_all(source, spans(4, 4))
         assert count(server.accounting.counted) == held
         assert count(stays.server.accounting.counted) == 8 * MICRO - held

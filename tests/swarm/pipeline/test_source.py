@@ -189,7 +189,7 @@ async def test_source_dispatches_and_reports(tmp_path: Path, monkeypatch: pytest
             await source.dispatch([(0, 40), (60, 64)])
             assert first.server.accounting.counted == last.server.accounting.counted == ((0, 40), (60, 64))
             assert WINDOW_MIN <= source.window <= rules.window_max
-            assert first.server.load().service_s > 0 and first.server.answer_s > 0
+            assert first.server.load().service_s > 0 and first.server.runner.answer_s > 0
 
             # A leader asks for two once more: one is counted everywhere already.
             ended = trio.Event()
