@@ -18,7 +18,7 @@ import msgspec
 from dht.records import KEY_CHARS_MAX
 from peer.errors import BarnraiseError
 from peer.identity import Signed
-from peer.net.rpc import Method
+from peer.net.rpc import Empty, Method
 
 NODES_MAX: Final = 16  # named in one answer
 ADDRESSES_MAX: Final = 8
@@ -109,11 +109,7 @@ class LeaveRequest(msgspec.Struct, frozen=True):
     namespace: Namespace
 
 
-class LeaveReply(msgspec.Struct, frozen=True):
-    pass
-
-
 FIND: Final = Method("dht/find", FindRequest, FindReply, access="client", header_bytes=FIND_HEADER_BYTES)
 STORE: Final = Method("dht/store", StoreRequest, StoreReply)
 FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=PAGE_BYTES, access="client")
-LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="client")
+LEAVE: Final = Method("dht/leave", LeaveRequest, Empty, access="client")

@@ -55,10 +55,6 @@ class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
     number: int
 
 
-class Empty(msgspec.Struct, frozen=True):
-    pass
-
-
 class Used(msgspec.Struct, frozen=True):
     cpu_s: float
 
