@@ -12,11 +12,12 @@ the same time. Else the clock stays wrong, and the event `dht_clock_wrong` asks 
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Final
+
+from peer.latest import Latest
 
 PEERS_MAX: Final = 64
 ROUND_TRIP_MAX_S: Final = 2.0  # slower samples say little
@@ -43,7 +44,7 @@ class SwarmClock:
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        self._samples: OrderedDict[str, _Sample] = OrderedDict()
+        self._samples: Latest[str, _Sample] = Latest(PEERS_MAX)
         self.bounded = False
         """Whether corrections are bounded, as in a run."""
 
@@ -54,9 +55,6 @@ class SwarmClock:
         if round_trip_s <= ROUND_TRIP_MAX_S:
             ahead_s = peer_wall_s + round_trip_s / 2 - self._monotonic()
             self._samples[peer] = _Sample(ahead_s, prefix or peer, is_anchor)
-            self._samples.move_to_end(peer)
-            if len(self._samples) > PEERS_MAX:
-                self._samples.popitem(last=False)
 
     def forget(self, peer: str) -> None:
         """Drop the sample of a peer that is gone."""

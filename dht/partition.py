@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from peer.latest import Latest
+
 LOST_MAX: Final = 256
 
 Change = Literal["suspected", "healed"]
@@ -19,7 +21,7 @@ class SplitWatch:
 
     def __init__(self, window_s: float = 600.0) -> None:
         self._window_s = window_s
-        self._lost: dict[str, float] = {}
+        self._lost: Latest[str, float] = Latest(LOST_MAX)
         self.suspected = False
 
     @property
@@ -28,10 +30,7 @@ class SplitWatch:
         return tuple(reversed(self._lost))
 
     def peer_lost(self, peer: str, now: float) -> None:
-        self._lost.pop(peer, None)
         self._lost[peer] = now
-        if len(self._lost) > LOST_MAX:
-            del self._lost[next(iter(self._lost))]
 
     def peer_back(self, peer: str) -> None:
         """Drop a peer that has answered, or that said goodbye."""

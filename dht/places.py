@@ -9,7 +9,6 @@ some trusted peers as well; strangers come after trusted peers, and count once a
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -18,6 +17,7 @@ import trio
 
 from dht.key import as_int, nearest
 from dht.router import Router
+from peer.latest import Latest
 
 PLACEMENTS_MAX: Final = 256
 TRUSTED_ASKED: Final = 2  # trusted peers that every read asks beside the anchors, and writes too in a large network
@@ -37,7 +37,7 @@ class Places:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._found: OrderedDict[bytes, tuple[float, tuple[str, ...]]] = OrderedDict()
+        self._found: Latest[bytes, tuple[float, tuple[str, ...]]] = Latest(PLACEMENTS_MAX)
 
     async def stores(self, digest: bytes) -> list[str]:
         """Return the nodes that should keep a record, nearest first within trusted ones and strangers."""
@@ -106,7 +106,4 @@ class Places:
         if now >= until or until - router.tuning.relookup_s < router.merged_at:
             found = tuple(await router.find(as_int(digest)))
             self._found[digest] = (trio.current_time() + router.tuning.relookup_s, found)
-            self._found.move_to_end(digest)
-            if len(self._found) > PLACEMENTS_MAX:
-                self._found.popitem(last=False)
         return [peer for peer in found if router.available(peer)]

@@ -7,7 +7,6 @@ stores: many free identities cost it no more than that.
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from math import inf
@@ -37,6 +36,7 @@ from dht.router import PeerFault, Router
 from dht.storage import Storage
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
+from peer.latest import Latest
 from peer.net.rpc import Reply
 from peer.notifier import Notifier
 
@@ -75,9 +75,9 @@ class Reader:
         self._places = places
         self._storage = storage
         self._schemas = schemas
-        self._opened: OrderedDict[Signed, Record] = OrderedDict()
+        self._opened: Latest[Signed, Record] = Latest(OPENED_MAX)
         self._next_sweep = 0.0
-        self._newest_us: OrderedDict[tuple[bytes, str], int] = OrderedDict()
+        self._newest_us: Latest[tuple[bytes, str], int] = Latest(NEWEST_MAX)
 
     async def get(self, schema: Schema[T], key: str) -> dict[str, RecordEntry[T]]:
         """See `Node.get`."""
@@ -145,8 +145,6 @@ class Reader:
         record = self._opened.get(signed)
         if record is None:
             record = self._opened[signed] = open_record(signed, self._router.namespace, self._schemas)
-            if len(self._opened) > OPENED_MAX:
-                self._opened.popitem(last=False)
         return record
 
     def _forget_expired(self, now: float) -> None:
@@ -163,9 +161,6 @@ class Reader:
         if record.body.issued_us < newest_us:
             return False
         self._newest_us[name] = record.body.issued_us
-        self._newest_us.move_to_end(name)
-        if len(self._newest_us) > NEWEST_MAX:
-            self._newest_us.popitem(last=False)
         return True
 
     async def _fetch(self, digest: bytes) -> list[tuple[str, Reply[FetchReply]]]:

@@ -13,7 +13,6 @@ peers make that dial; the others learn of it from them, so that a claim costs a 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -31,6 +30,7 @@ from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, Fin
 from dht.records import CLOCK_TOLERANCE_S
 from dht.routing_table import BUCKET_SIZE, RoutingTable
 from peer.errors import DeadlineExceeded, DialError, NetworkError, ProtocolViolation, RemoteError
+from peer.latest import Latest
 from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.rpc import Method, Reply
@@ -38,7 +38,6 @@ from peer.notifier import Notifier
 
 Req = TypeVar("Req", bound=msgspec.Struct)
 Rep = TypeVar("Rep", bound=msgspec.Struct)
-V = TypeVar("V")
 
 REMEMBERED_MAX: Final = 1024
 PROBES_MAX: Final = 16
@@ -72,11 +71,11 @@ class Router:
         self._nursery = nursery
         self._down = Backoff(self.tuning.redial_min_s, self.tuning.redial_max_s, jitter=REDIAL_JITTER)
         self._bans = Backoff(BAN_S, BAN_S, factor=1)
-        self._left_at: OrderedDict[str, float] = OrderedDict()
+        self._left_at: Latest[str, float] = Latest(REMEMBERED_MAX)
         self._probing: set[str] = set()
-        self._told: OrderedDict[str, tuple[bool, tuple[str, ...]]] = OrderedDict()  # (trusted, addresses as last told)
-        self._named: OrderedDict[str, None] = OrderedDict()  # peers named by others and not met yet
-        self._verify_at: OrderedDict[str, float] = OrderedDict()  # strangers, and when to dial them back
+        self._told: Latest[str, tuple[bool, tuple[str, ...]]] = Latest(REMEMBERED_MAX)  # (trusted, addresses last told)
+        self._named: Latest[str, None] = Latest(NAMED_MAX)  # peers named by others and not met yet
+        self._verify_at: Latest[str, float] = Latest(NAMED_MAX)  # strangers, and when to dial them back
         self._addresses: tuple[str, ...] = ()
         self._addresses_until = -float("inf")
         self.merged_at = -float("inf")
@@ -113,7 +112,7 @@ class Router:
             origin = self.origin(peer)
         if self.table.heard(peer, trio.current_time(), origin):
             if not self._is_known(peer):
-                _remember(self._verify_at, peer, trio.current_time() + VERIFY_AFTER_S, NAMED_MAX)
+                self._verify_at[peer] = trio.current_time() + VERIFY_AFTER_S
             self.events.emit("dht_peer_found", peer=peer, peers=len(self.table))
             self.judge_split()
 
@@ -154,7 +153,7 @@ class Router:
 
     def left(self, peer: str) -> None:
         """Note that a peer has said goodbye."""
-        _remember(self._left_at, peer, trio.current_time(), REMEMBERED_MAX)
+        self._left_at[peer] = trio.current_time()
         self.split.peer_back(peer)
         if self.table.remove(peer):
             self.events.emit("dht_peer_left", peer=peer, peers=len(self.table))
@@ -228,7 +227,7 @@ class Router:
             if self._wants_address(contact.peer):
                 self._learn(contact.peer, contact.addresses, told_by=peer)
             if contact.peer not in self.table and self._is_known(contact.peer):
-                _remember(self._named, contact.peer, None, NAMED_MAX)
+                self._named[contact.peer] = None
         return reply
 
     def reply_timeout_s(self, peer: str) -> float:
@@ -333,7 +332,7 @@ class Router:
                 if waits and self._is_verifier(self.host.remote_ip(peer) or peer):
                     await self.host.verify(peer)
                 elif waits:  # unless it is told to us meanwhile, it may be our turn when another verifier has left
-                    _remember(self._verify_at, peer, now + VERIFY_AFTER_S, NAMED_MAX)
+                    self._verify_at[peer] = now + VERIFY_AFTER_S
 
     def _is_verifier(self, place: str) -> bool:
         """Return whether we are to dial what is claimed of an IP address: each address has its own verifiers."""
@@ -367,7 +366,7 @@ class Router:
         told = (self.host.admissions.is_anchor(peer), addresses)
         if self._told.get(peer) != told:
             self._learn(peer, addresses, told_by=peer)
-        _remember(self._told, peer, told, REMEMBERED_MAX)
+        self._told[peer] = told
 
     def _watch_clock(self, peer: str, clock_s: float, round_trip_s: float) -> None:
         guarded = self.host.admissions.guarded
@@ -387,11 +386,3 @@ class Router:
                 remedy="set this machine's clock (for instance by NTP)",
             )
         self._clock_reported = wrong
-
-
-def _remember(memory: OrderedDict[str, V], peer: str, value: V, most: int) -> None:
-    """Note a value as the latest; forget the oldest of more than `most`."""
-    memory[peer] = value
-    memory.move_to_end(peer)
-    if len(memory) > most:
-        memory.popitem(last=False)

@@ -9,7 +9,6 @@ continues alone.
 from __future__ import annotations
 
 import secrets
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from random import Random
 from typing import Final
@@ -20,6 +19,7 @@ from peer.bounds import MEMBERS_MAX
 from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded
 from peer.events import EventLog
+from peer.latest import Latest
 from peer.net.host import Host
 from peer.net.method import Empty
 from peer.net.rpc import Buffer, Call
@@ -54,7 +54,7 @@ class Matchmaker:
         self._round = 0
         self._ready_at = 0.0
         self._exchange: PairExchange | None = None
-        self._recent: OrderedDict[bytes, PairExchange] = OrderedDict()
+        self._recent: Latest[bytes, PairExchange] = Latest(RECENT_MAX)
         self._proposing_to: str | None = None
         self._engaged = Notifier()
         rpc = host.rpc
@@ -146,8 +146,6 @@ class Matchmaker:
     def _begin(self, terms: Terms) -> None:
         assert self._outgoing is not None
         self._exchange = self._recent[terms.id] = PairExchange(terms, self._outgoing, self._host, self._timeouts)
-        while len(self._recent) > RECENT_MAX:
-            self._recent.popitem(last=False)
         self._host.watch([terms.partner])
         self._engaged.notify()
         self._tasks.start_soon(self._hold, self._exchange)

@@ -7,10 +7,11 @@ local; the authority's bans (`swarm.run.gate`) come on top of them.
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from peer.latest import Latest
 from peer.net.backoff import Backoff
 
 PAUSE_S: Final = 5.0
@@ -27,7 +28,7 @@ class PeerScores:
         self._clock = clock
         self._failures = Backoff(PAUSE_S, PAUSE_MAX_S, peers_max=PEERS_MAX, clock=clock)
         self._barred = Backoff(MEMORY_S, MEMORY_S, factor=1, peers_max=PEERS_MAX, clock=clock)
-        self._penalties: OrderedDict[str, deque[float]] = OrderedDict()
+        self._penalties: Latest[str, deque[float]] = Latest(PEERS_MAX)
 
     def failed(self, peer: str) -> None:
         """Note that the peer did not answer: avoid it for 5 s, then 10, 20 ... up to ten minutes."""
@@ -40,8 +41,6 @@ class PeerScores:
         times.append(self._clock())
         if len(times) == PENALTIES_MAX and times[-1] - times[0] < MEMORY_S:
             self._barred.failed(peer)
-        if len(self._penalties) > PEERS_MAX:
-            self._penalties.popitem(last=False)
 
     def fine(self, peer: str) -> None:
         """Forget the peer's failures, not its penalties: an exchange with it went well."""

@@ -7,7 +7,6 @@ The caller names ports only, no address, so no peer can be made to dial a third 
 from __future__ import annotations
 
 import random
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Annotated, Final, Literal
 
@@ -15,6 +14,7 @@ import msgspec
 import trio
 
 from peer.errors import BarnraiseError, ProtocolViolation
+from peer.latest import Latest
 from peer.net.address_book import closed_range
 from peer.net.host import Host
 from peer.net.rpc import Call, Method
@@ -52,16 +52,13 @@ DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply, acces
 
 def serve_dial_back(host: Host) -> None:
     """Answer peers that ask whether they can be dialled."""
-    asked: OrderedDict[str, float] = OrderedDict()
+    asked: Latest[str, float] = Latest(ASKERS_MAX)
 
     async def answer(call: Call[DialBackRequest]) -> DialBackReply:
         now = trio.current_time()
         if now - asked.get(call.peer, -ASK_EVERY_S) < ASK_EVERY_S:
             raise ProtocolViolation(f"ask again in {ASK_EVERY_S:.0f} seconds")
         asked[call.peer] = now
-        asked.move_to_end(call.peer)
-        while len(asked) > ASKERS_MAX:
-            asked.popitem(last=False)
         ip = host.remote_ip(call.peer)
         if ip is None:
             return DialBackReply("", ())

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from peer.bounds import MEMBERS_MAX
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, public_key_of, sign_bytes, verify_bytes
+from peer.latest import Latest
 from peer.net.method import Empty
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
@@ -132,7 +132,7 @@ class Gate:
         self._signed_bans: Signed | None = None
         self._kept: frozenset[bytes] = frozenset()  # the guests of withdrawn invites that the authority's list names
         self._chains: dict[str, Chain] = {}
-        self._challenges: OrderedDict[str, _Challenge] = OrderedDict()
+        self._challenges: Latest[str, _Challenge] = Latest(CHALLENGES_MAX)
         judge(manifest, chain, identity.peer_id, clock())
         self._admissions.guard()
         has_heads = isinstance(manifest, Manifest) and manifest.outer.has_common_state
@@ -245,9 +245,6 @@ class Gate:
         nonce = secrets.token_bytes(_NONCE_BYTES)
         statement = self._statement(call.peer, self._identity.peer_id, entry.nonce, nonce)
         self._challenges[call.peer] = _Challenge(statement, admission, entry.chain)
-        self._challenges.move_to_end(call.peer)
-        if len(self._challenges) > CHALLENGES_MAX:
-            self._challenges.popitem(last=False)
         signature = sign_bytes(self._identity, _KIND, statement + b"answerer")
         return EntryReply(nonce, self._fresh_chain(), self._serial, signature)
 

@@ -8,7 +8,6 @@ peer that answers proves its id by Noise and its membership by the run's gate, a
 from __future__ import annotations
 
 import sys
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -18,6 +17,7 @@ import trio
 
 from peer.catalogue.machine import LanUnusable
 from peer.errors import DialError, NetworkError
+from peer.latest import Latest
 from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.lan.announcement import announced_peer, dialled, instance_name, local_addresses
@@ -46,7 +46,7 @@ class Lan:
         self._run_id = run_id
         self._tell, self.met = trio.open_memory_channel[str](PEERS_MAX)
         """Receives each peer that was announced here once it is connected."""
-        self._known: OrderedDict[str, None] = OrderedDict()
+        self._known: Latest[str, None] = Latest(PEERS_MAX)
         self._told = set[str]()
         self._news = trio.Event()
         self._retries = Backoff(*_RETRY_S, jitter=0.2, peers_max=PEERS_MAX)
@@ -62,9 +62,6 @@ class Lan:
         if (peer := announced_peer(name, self._run_id)) is None:
             return
         self._known[peer] = None
-        self._known.move_to_end(peer)
-        if len(self._known) > PEERS_MAX:
-            self._known.popitem(last=False)
         self._news.set()
 
     async def run(self, host: Host) -> None:

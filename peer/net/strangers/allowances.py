@@ -15,13 +15,13 @@ stay. At a host of no run every peer is a stranger, and there are no limits.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Final, Protocol
 
 import trio
 from libp2p.peer.id import ID
 
+from peer.latest import Latest
 from peer.net.admissions import Admissions
 from peer.net.strangers.shares import address_group
 
@@ -74,7 +74,7 @@ class Allowance:
         self._burst = burst
         self._per_s = per_s
         self._clock = clock
-        self._left: OrderedDict[str, tuple[float, float]] = OrderedDict()  # key -> (left, at that time)
+        self._left: Latest[str, tuple[float, float]] = Latest(KEYS_MAX)  # key -> (left, at that time)
 
     def __len__(self) -> int:
         return len(self._left)
@@ -90,9 +90,6 @@ class Allowance:
         left = self.left(key)
         taken = left >= 1 + keep
         self._left[key] = (left - taken, self._clock())
-        self._left.move_to_end(key)
-        if len(self._left) > KEYS_MAX:
-            self._left.popitem(last=False)
         return taken
 
 

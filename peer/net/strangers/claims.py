@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
@@ -10,6 +10,7 @@ from typing import Final
 import trio
 
 from peer.errors import DialError
+from peer.latest import Latest
 from peer.net.backoff import PEERS_MAX, Backoff
 
 CLOSED_S: Final = 60.0  # no claimed address of an IP is dialled for so long after one was not its claimant's
@@ -34,16 +35,13 @@ class UnprovenDials:
         self._closed = Backoff(CLOSED_S, CLOSED_S, factor=1)
         self._closed_ports = Backoff(PORT_CLOSED_MIN_S, CLOSED_S)
         self._failures: deque[float] = deque()
-        self._failures_at: OrderedDict[str, deque[float]] = OrderedDict()
+        self._failures_at: Latest[str, deque[float]] = Latest(PEERS_MAX)
         self._dialling: dict[str, trio.Lock] = {}
-        self._found: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self._found: Latest[tuple[str, str], None] = Latest(FOUND_MAX)
 
     def note_found(self, peer: str, address: str) -> None:
         """Note that a dial has found a peer at an address: further ones disturb no third party."""
         self._found[peer, address] = None
-        self._found.move_to_end((peer, address))
-        while len(self._found) > FOUND_MAX:
-            self._found.popitem(last=False)
 
     def is_proven(self, peer: str, address: str) -> bool:
         """Whether a dial has found the peer there, as far as is remembered."""
@@ -86,10 +84,7 @@ def _recent(failures: deque[float]) -> int:
     return len(failures)
 
 
-def _kept(failures_at: OrderedDict[str, deque[float]], host: str) -> deque[float]:
+def _kept(failures_at: Latest[str, deque[float]], host: str) -> deque[float]:
     """Return the failures at a host, which is forgotten last."""
-    kept = failures_at.setdefault(host, deque(maxlen=FAILURES_AT_ONE_MAX))
-    failures_at.move_to_end(host)
-    while len(failures_at) > PEERS_MAX:
-        failures_at.popitem(last=False)
+    kept = failures_at[host] = failures_at.get(host, deque(maxlen=FAILURES_AT_ONE_MAX))
     return kept

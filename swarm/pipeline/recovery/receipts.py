@@ -7,7 +7,6 @@ signature for each pair of peers, whatever passes between them.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Final
@@ -16,6 +15,7 @@ import trio
 
 from peer.errors import BarnraiseError
 from peer.identity import Signed, open_body, sign_body
+from peer.latest import Latest
 from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc import ask_each
@@ -44,16 +44,16 @@ class ReceiptBook:
 
     def __init__(self, host: Host, stage: int, micro_batch: int, prove: ProveHead) -> None:
         self._host, self._stage, self._micro_batch, self._prove = host, stage, micro_batch, prove
-        self._taken: OrderedDict[int, str] = OrderedDict()  # whose gradient came last, by first sample
-        self._senders: OrderedDict[int, str] = OrderedDict()  # whose micro-batch was counted, by first sample
+        self._taken: Latest[int, str] = Latest(KEPT)  # whose gradient came last, by first sample
+        self._senders: Latest[int, str] = Latest(KEPT)  # whose micro-batch was counted, by first sample
 
     def took(self, samples: Range, peer: str) -> None:
         """Note that the gradient of a micro-batch came from this peer of the next stage."""
-        _note(self._taken, samples[0], peer)
+        self._taken[samples[0]] = peer
 
     def counted(self, samples: Range, peer: str) -> None:
         """Note that a micro-batch that this peer of the stage before has sent was counted here."""
-        _note(self._senders, samples[0], peer)
+        self._senders[samples[0]] = peer
 
     async def give(self, call: Call[AskReceipt]) -> Receipt:
         """Sign for the gradients taken from the caller."""
@@ -84,10 +84,3 @@ class ReceiptBook:
             with trio.move_on_after(PROVE_S):
                 proof = await self._prove(self._stage - 1)
         return tuple(found[peer] for peer in sorted(found)), proof
-
-
-def _note(book: OrderedDict[int, str], first: int, peer: str) -> None:
-    book.pop(first, None)
-    book[first] = peer
-    while len(book) > KEPT:
-        book.popitem(last=False)

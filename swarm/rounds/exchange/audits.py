@@ -9,7 +9,7 @@ may be, `Coding.check_result` says.
 
 from __future__ import annotations
 
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +21,7 @@ from blake3 import blake3
 from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
 from peer.footprint.kept import AUDITED
 from peer.identity import sign_body
+from peer.latest import Latest
 from peer.net.method import Call, Empty
 from peer.net.rpc import Buffer
 from peer.notifier import Notifier
@@ -54,7 +55,7 @@ class Audits:
     def __init__(self, context: RoundContext, leave_out: Callable[[str, str], None]) -> None:
         """`leave_out(peer, reason)` ends all dealings of this replica's group with a peer."""
         self._context, self._leave_out = context, leave_out
-        self._commits: OrderedDict[bytes, _Committed] = OrderedDict()
+        self._commits: Latest[bytes, _Committed] = Latest(AUDITED)
         self._remembered = Notifier()
         self._unshown: Counter[str] = Counter()
         self._accusers: set[str] = set()  # whose accusation is being judged
@@ -64,8 +65,6 @@ class Audits:
     def remember(self, exchange: SliceExchange, results: Sequence[memoryview]) -> None:
         """Note the exchange whose results led to a commit: it can be audited for a while."""
         self._commits[exchange.order.key] = _Committed(exchange, results)
-        while len(self._commits) > AUDITED:
-            self._commits.popitem(last=False)
         self._remembered.notify()
 
     async def audit(self, key: bytes, head: Head) -> None:

@@ -70,8 +70,7 @@ class Exchanges:
         self._timeouts.extend(
             leader, opened.attempt, "roster", context.work.exchange_s(instance.head) + self._timeouts.turn_s
         )
-        exchange = Exchange(opened, building_at=context.now)
-        instance.remember(exchange)
+        exchange = instance.exchanges[opened.key] = Exchange(opened, building_at=context.now)
         instance.set_roster(opened.attempt, opened.signed)
         instance.missing = None if instance.missing is None else (instance.missing[0], ())
         self._tell_full(opened)
