@@ -185,7 +185,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
         driver = await restore_replica(parts, agreement, work, lambda: ())
         observer = Observer(parts, rounds)
         log.subscribe(observer.note)
-        driver.listen(observer)
+        driver.actor.listener = observer
         me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(driver, parts, authority, rounds, nursery)

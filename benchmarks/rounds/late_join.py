@@ -92,7 +92,7 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
         work = work_of(state.strategy, SCHEDULE, lambda head: ROUND_S)
         driver = await restore_replica(parts, config_of(host.peer_id, numel, rounds, folder), work, lambda: ())
         observer = Observer(parts, rounds)
-        driver.listen(observer)
+        driver.actor.listener = observer
         me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(driver, parts, authority, rounds, nursery)

@@ -21,8 +21,8 @@ UNKNOWN: Final = Member("", "")
 
 
 @dataclass(frozen=True)
-class RoundContext:
-    """One member of a group: its network host, its state and its trainer."""
+class ReplicaParts:
+    """The parts of a replica."""
 
     host: Host
     state: OuterState

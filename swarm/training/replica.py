@@ -127,7 +127,7 @@ class StageReplica:
         self._round_began = trio.current_time()
         self._adopted = b""
         self._committed = Notifier()
-        driver.listen(self)
+        driver.actor.listener = self
 
     def adopt(self) -> None:
         """Train from what the disk holds."""

@@ -203,7 +203,7 @@ class DrivenMachine:
         timeout = work_timeout(self._schedule, timeouts, lambda: self.speed)
         work = work_of(self.state.strategy, self._schedule, lambda head: 4.0, timeout)
         self.replica = replica = await restore_replica(parts, self.config, work, self._known)
-        replica.listen(self)
+        replica.actor.listener = self
         perform = replica.actor.perform
 
         async def performed(action: actions.Action, tasks: trio.Nursery) -> None:

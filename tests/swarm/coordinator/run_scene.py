@@ -185,7 +185,7 @@ class CoordinatedRun:
             with log.subscribed(note):
                 driver = await restore_replica(parts, config, work, known, options)
                 replica = DrivenReplica(host, driver, state, snapshots, trainer, known, self.changed, seen)
-                driver.listen(replica)
+                driver.actor.listener = replica
                 mates.append(replica)
                 try:
                     with replica.stop:

@@ -220,7 +220,7 @@ class DrivenGroup:
                     driver = await restore_replica(parts, self.config(host.peer_id), work, known, options)
                     replica = DrivenReplica(host, driver, state, parts.snapshots, trainer, known, self.changed, seen)
                     replica.stop, replica.moving, replica.gone = stop, moving, gone
-                    driver.listen(replica)
+                    driver.actor.listener = replica
                     self.members.append(replica)
                     try:
                         task_status.started(replica)

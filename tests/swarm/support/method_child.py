@@ -198,7 +198,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
             serve_agreement(hosts[1].rpc, lambda: {coordinator.group: coordinator})
             nursery.start_soon(coordinator.run, Weightless())
         driver = await restore_replica(parts, config_of(host.peer_id), work, lambda: others)
-        driver.listen(Reporter(parts, snapshots, others))
+        driver.actor.listener = Reporter(parts, snapshots, others)
         nursery.start_soon(driver.run)
         await driver.until_round(rounds)
         save_file(state.current.tensors, folder / f"{number}.safetensors")

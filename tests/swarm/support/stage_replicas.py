@@ -41,7 +41,7 @@ from swarm.protocol.plan import Contribution
 from swarm.protocol.receipts import StageProof
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.context import RoundContext
+from swarm.rounds.context import ReplicaParts, RoundContext
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of, work_timeout
@@ -229,7 +229,7 @@ async def open_member(
     driver = await restore_replica(parts, config, work, tuple)
     start = ChainMessage((ChainLink(head, start=sign_body(authority, START, StartBody(head))),))
     member = StageMember(replica, trainer, snapshots, driver, head, start, lambda: list(mates), table[host.peer_id])
-    driver.listen(member)
+    driver.actor.listener = member
     for peer, entry in table.items():
         host.book.add(peer, entry["addresses"])
     host.watch(table, "pipeline")
