@@ -35,6 +35,7 @@ from peer.identity import Identity
 from peer.net.host import open_host
 from swarm.state.fetch import fetch_state
 from swarm.state.partial_file import PartFile
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 MB = 1_000_000

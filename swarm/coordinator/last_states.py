@@ -9,7 +9,6 @@ away), it is fetched from the first that comes back.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -17,14 +16,12 @@ import trio
 
 from peer.catalogue.groups import LastStateMissing
 from peer.errors import BarnraiseError, ResourceError
-from peer.net.host import Host
 from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.membership.completion import FETCHING, WANTING
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.placement.commits import fetch_commit, save_commit
 from swarm.placement.stages import vectors_of
-from swarm.run.home import Home
-from swarm.run.manifest import Manifest
+from swarm.run.peer_context import Place
 from swarm.state.fetch import Fetched
 from swarm.state.snapshots import SnapshotStore
 
@@ -33,15 +30,6 @@ ASK_S: Final = 4.0
 PATIENT_S: Final = 10.0  # the members take the last commit a moment later; after a restart they connect first
 SAVE_AGAIN_S: Final = 5.0
 NO_HOLDER: Final = "no peer serves it: start one again that took part to the end, with its --home"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the coordinator keeps what it fetches."""
-
-    host: Host
-    home: Home
-    manifest: Manifest
 
 
 class LastStates:

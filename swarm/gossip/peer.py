@@ -46,6 +46,7 @@ from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 from swarm.run.manifest import Manifest
 from swarm.run.owners_pause import PAUSED, obey
 from swarm.run.peer_context import PeerContext
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 TELL_S: Final = REFRESH_S + 1.0  # in which the coordinator reads that this peer has made its last round
@@ -114,7 +115,7 @@ class _GossipParticipant:
         self._trainer.adopt(replica.theta, None)
         self._upkeep = ReplicaUpkeep(self._trainer, self._save, host.events)
         snapshots = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX, events=host.events)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         numel = worker_group.layout.numel
         inner_steps = _InnerSteps(self._me, self._trainer, manifest, numel)
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)

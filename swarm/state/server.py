@@ -1,4 +1,4 @@
-"""Several states served by one peer, as by the coordinator: every stage's initial weights."""
+"""The states that one peer serves: of its group, and by the coordinator every stage's initial weights."""
 
 from __future__ import annotations
 

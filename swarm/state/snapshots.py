@@ -22,9 +22,9 @@ from peer.checkpoint.hash_tree import StateBytes, StateTree
 from peer.errors import ProtocolViolation
 from peer.events import EventLog
 from peer.footprint import kept
-from peer.net.rpc import Buffer, Call, Rpc
+from peer.net.rpc import Buffer, Call
 from swarm.state.leases import Lease, LeaseClock
-from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateMethods, StateReply
+from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateReply
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 
 ASKED_S: Final = 60.0  # after a joiner has asked, states are kept for as long without readers, too
@@ -53,7 +53,7 @@ class _Result:
 
 @dataclass
 class SnapshotStore:
-    """Recent states and results. `publish` at every commit, `serve` once: in any threads.
+    """Recent states and results. `publish` at every commit, in any thread; `swarm.state.server` serves it.
 
     `events` reports readers that lose their snapshot to a newer one."""
 
@@ -123,13 +123,6 @@ class SnapshotStore:
         held = sum(result.size_bytes for result in self._results.values())
         while len(self._results) > limits.results and (held > most_bytes or len(self._results) > limits.results_max):
             held -= self._results.popitem(last=False)[1].size_bytes
-
-    def serve(self, rpc: Rpc) -> None:
-        """Answer joiners from now on."""
-        methods = StateMethods.of(self.size_bytes, self.part_bytes_max)
-        rpc.register(methods.hashes, self.send_hashes)
-        rpc.register(methods.chunk, self.send_chunk)
-        rpc.register(methods.result, self.send_result)
 
     @contextmanager
     def stepping_back(self) -> Iterator[None]:

@@ -36,6 +36,7 @@ from swarm.membership.membership import Membership
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.support.newer_trio import run_abandonable
 
@@ -119,7 +120,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
         me = Member(host.peer_id, secrets.token_hex(4))
         rules = GossipRules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, TIMEOUT_S, CONSTANTS)
         snapshots = SnapshotStore(replica.size_bytes, 1 << 16)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         trainer = Invented(number, numel)
 
         def tell(event: Event) -> None:

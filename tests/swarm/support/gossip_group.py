@@ -23,6 +23,7 @@ from swarm.gossip.replica import Replica
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 CONSTANTS = (0.5, 0.7, 0.6)
@@ -112,7 +113,7 @@ class Group:
             peer = Peer(host, self, Invented(deltas, pause_s=pause_s), log)
             replica = Replica(theta.clone(), torch.zeros_like(theta))
             snapshots = SnapshotStore(replica.size_bytes, 1 << 16)
-            snapshots.serve(host.rpc)
+            serve_snapshots(host.rpc, [snapshots])
             me = Member(host.peer_id, secrets.token_hex(4))
             sizes, waits = (STEPS, BATCH, SEQ, self.rounds, self.min_peers), (60.0, self.timeout_floor_s)
             rules = GossipRules("run", b"", "", *sizes, *waits, CONSTANTS)

@@ -47,6 +47,7 @@ from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.messages import AskChunk, AskResult
 from swarm.state.outer_state import OuterState
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.driven_group import Weightless

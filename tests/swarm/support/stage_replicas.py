@@ -46,6 +46,7 @@ from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS
 from tests.swarm.support.pipeline_harness import MICRO, SEQ, Replica, Table, replicas_in, rules_of, tokens_of
