@@ -48,9 +48,14 @@ class Contact(msgspec.Struct, frozen=True):
     addresses: Addresses
 
 
-class FindRequest(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True):
+    """What every request but the last has."""
+
     namespace: Namespace
     addresses: Addresses
+
+
+class FindRequest(Request, frozen=True):
     target: Digest
 
 
@@ -63,9 +68,7 @@ class FindReply(msgspec.Struct, frozen=True):
     clock_s: ClockS
 
 
-class StoreRequest(msgspec.Struct, frozen=True):
-    namespace: Namespace
-    addresses: Addresses
+class StoreRequest(Request, frozen=True):
     record: Signed
 
 
@@ -78,11 +81,9 @@ class StoreReply(msgspec.Struct, frozen=True):
     clock_s: ClockS
 
 
-class FetchRequest(msgspec.Struct, frozen=True):
+class FetchRequest(Request, frozen=True):
     """Ask for the first page of a key, then for the others of the same edition."""
 
-    namespace: Namespace
-    addresses: Addresses
     digest: Digest
     page: Annotated[int, msgspec.Meta(ge=0, lt=PAGES_MAX)] = 0
     edition: Edition = 0
