@@ -9,7 +9,6 @@ away), it is fetched from the first that comes back.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from functools import partial
 from typing import Final
 
 import trio
@@ -50,7 +49,7 @@ class LastStates:
         self._patient_until: dict[int, float] = {}
         self._told: dict[int, LastStateMissing] = {}
         for group, store in zip(groups, stores, strict=False):  # a gossip run has no groups
-            group.keeps = partial(_serves, store)
+            group.keeps = store.serves
 
     @property
     def phase(self) -> str:
@@ -68,7 +67,7 @@ class LastStates:
 
     async def _follow(self, stage: int, group: CoordinatedGroup) -> None:
         while True:
-            if not await group.driver.changed.until(partial(_lacks, group), LOOK_S):
+            if not await group.driver.changed.until(lambda: group.lacks_last_state, LOOK_S):
                 continue
             if group.head.state_hash not in self._on_disk and not await self._bring(stage, group):
                 await trio.sleep(LOOK_S)
@@ -126,11 +125,3 @@ class LastStates:
         if self._told.get(stage) != missing:
             self._told[stage] = missing
             group.tell(missing)
-
-
-def _serves(store: SnapshotStore, state_hash: bytes) -> bool:
-    return state_hash in store.state_hashes
-
-
-def _lacks(group: CoordinatedGroup) -> bool:
-    return group.lacks_last_state

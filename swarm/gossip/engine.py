@@ -111,7 +111,8 @@ class GossipEngine:
                 self.phase = "exchanging"
                 self._context.host.events.emit(PhaseEntered(round=self.replica.round + 1, phase="exchange"))
                 self._norm_check.begin(outgoing, work.steps)
-                exchange = await match.meet(self._partners, self._wait_s(), self._norm_check)
+                partners = lambda: candidates(self.others(), self.replica.round, (), self._random)  # noqa: E731
+                exchange = await match.meet(partners, self._wait_s(), self._norm_check)
             else:
                 work = None
         finally:
@@ -153,14 +154,11 @@ class GossipEngine:
     async def _add_delta(self, outgoing: OutgoingUpdate, work: TrainResult) -> bool:
         """Add the work to the outgoing update; return whether it can be exchanged."""
         try:
-            self._norm_check.norms.note_own(await outgoing.add_delta(work.product))
+            self._norm_check.norms.own.append(await outgoing.add_delta(work.product))
         except ProtocolViolation as error:
             self._context.host.events.emit("update_unusable", round=self.replica.round, reason=str(error))
             return False
         return True
-
-    def _partners(self) -> list[str]:
-        return candidates(self.others(), self.replica.round, (), self._random)
 
     def _wait_s(self) -> float:
         """As long as this peer's own work takes: a peer as fast as this one is ready by then."""
@@ -176,7 +174,7 @@ class GossipEngine:
             else:
                 mine, theirs = await outgoing.message(), exchange.theirs
                 await trio.to_thread.run_sync(self._coding.step, replica.theta, replica.move, mine, theirs, constants)
-                exchange.forget()
+                exchange.theirs = None  # this peer's update can still be fetched
                 replica.round = round_after(replica.round, replica.round + exchange.terms.rounds_apart, others)
             replica.tokens += work.samples * self._rules.seq_len
             await trio.to_thread.run_sync(replica.rehash)

@@ -142,6 +142,10 @@ class SnapshotStore:
         with self._lock:
             return tuple(s.tree.root for s in self._snapshots)
 
+    def serves(self, state_hash: bytes) -> bool:
+        """Return whether a joiner can get that state here now."""
+        return state_hash in self.state_hashes
+
     def _find(self, state_hash: bytes) -> _Snapshot | None:
         return next((s for s in self._snapshots if s.tree.root == state_hash), None)
 

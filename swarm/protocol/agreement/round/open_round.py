@@ -89,7 +89,8 @@ class OpenRound:
                 self.leader.submit(peer, message)
             case msg.RosterMessage():
                 if self._exchanges.begin(peer, message):
-                    self.participant.inform(self._leader_of(message.attempt))
+                    leader = leader_of(self.instance.head, self.instance.hash, message.attempt)
+                    self.participant.inform(leader.peer)
             case msg.ResultsMessage():
                 exchange = self._exchanges.results(message)
                 if exchange is not None:
@@ -103,9 +104,6 @@ class OpenRound:
                 self._voter.vote(message)
             case _:
                 pass
-
-    def _leader_of(self, attempt: int) -> str:
-        return leader_of(self.instance.head, self.instance.hash, attempt).peer
 
     def submitted(self, event: events.Submitted) -> None:
         self.participant.submitted(event)
