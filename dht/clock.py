@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from peer.latest import Latest
+from peer.bounds import Latest
 
 PEERS_MAX: Final = 64
 ROUND_TRIP_MAX_S: Final = 2.0  # slower samples say little

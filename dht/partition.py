@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from peer.latest import Latest
+from peer.bounds import Latest
 
 LOST_MAX: Final = 256
 

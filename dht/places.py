@@ -17,7 +17,7 @@ import trio
 
 from dht.key import as_int, nearest
 from dht.router import Router
-from peer.latest import Latest
+from peer.bounds import Latest
 
 PLACEMENTS_MAX: Final = 256
 TRUSTED_ASKED: Final = 2  # trusted peers that every read asks beside the anchors, and writes too in a large network

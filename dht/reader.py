@@ -34,9 +34,9 @@ from dht.records import (
 )
 from dht.router import PeerFault, Router
 from dht.storage import Storage
+from peer.bounds import Latest
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from peer.latest import Latest
 from peer.net.rpc import Reply
 from peer.notifier import Notifier
 

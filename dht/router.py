@@ -29,8 +29,8 @@ from dht.partition import SplitWatch
 from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, FindRequest, WrongNamespace
 from dht.records import CLOCK_TOLERANCE_S
 from dht.routing_table import BUCKET_SIZE, RoutingTable
+from peer.bounds import Latest
 from peer.errors import DeadlineExceeded, DialError, NetworkError, ProtocolViolation, RemoteError
-from peer.latest import Latest
 from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.rpc import Method, Reply

@@ -15,11 +15,10 @@ from typing import Final
 
 import trio
 
-from peer.bounds import MEMBERS_MAX
+from peer.bounds import MEMBERS_MAX, Latest
 from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded
 from peer.events import EventLog
-from peer.latest import Latest
 from peer.net.host import Host
 from peer.net.method import Empty
 from peer.net.rpc import Buffer, Call

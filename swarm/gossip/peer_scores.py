@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from peer.latest import Latest
+from peer.bounds import Latest
 from peer.net.backoff import Backoff
 
 PAUSE_S: Final = 5.0

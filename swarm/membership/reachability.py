@@ -13,8 +13,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 import trio
 
+from peer.bounds import Latest
 from peer.errors import BarnraiseError, ProtocolViolation
-from peer.latest import Latest
 from peer.net.address_book import closed_range
 from peer.net.host import Host
 from peer.net.rpc import Call, Method

@@ -21,8 +21,8 @@ UNKNOWN: Final = Member("", "")
 
 
 @dataclass(frozen=True)
-class ReplicaParts:
-    """The parts of a replica."""
+class RoundContext:
+    """One member of a group: its network host, its state and its trainer."""
 
     host: Host
     state: OuterState

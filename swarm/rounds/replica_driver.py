@@ -168,7 +168,7 @@ class DiskStates:
                 continue
             if base is not None:
                 state.replace(base.tensors, base.tree)
-                self.fetched.base = root
+                self._fetched.base = root
             for result in path:
                 if not await self._is_whole(result, builder.advance):
                     break

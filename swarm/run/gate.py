@@ -25,11 +25,10 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from peer.bounds import MEMBERS_MAX
+from peer.bounds import MEMBERS_MAX, Latest
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, public_key_of, sign_bytes, verify_bytes
-from peer.latest import Latest
 from peer.net.method import Empty
 from peer.net.rpc import Call, Method, Rpc
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans

@@ -6,7 +6,6 @@ Every limit follows from the size of the run's state, which its manifest fixes, 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Annotated, Final, Literal
 
 import msgspec
@@ -64,9 +63,6 @@ class ResultPart(msgspec.Struct, frozen=True):
     """The encoded head of that state, opaque here."""
 
 
-_served: Final = partial(Method, access="client", replies_bounded=True)
-
-
 @dataclass(frozen=True)
 class StateMethods:
     """The rpc methods, with the limits of one run."""
@@ -78,15 +74,30 @@ class StateMethods:
     @classmethod
     def of(cls, size_bytes: int, part_bytes_max: int) -> StateMethods:
         """Return the methods for states of at most `size_bytes`, and result parts of at most `part_bytes_max`."""
-        hashes_max, chunk_max = hash_list_bytes_max(size_bytes), chunk_size_for(size_bytes)
         return cls(
-            _served("state.hashes", AskHashes, StateReply, reply_payload_max=hashes_max),
-            _served("state.chunk", AskChunk, StateReply, reply_payload_max=chunk_max),
-            _served(
+            Method(
+                "state.hashes",
+                AskHashes,
+                StateReply,
+                reply_payload_max=hash_list_bytes_max(size_bytes),
+                access="client",
+                replies_bounded=True,
+            ),
+            Method(
+                "state.chunk",
+                AskChunk,
+                StateReply,
+                reply_payload_max=chunk_size_for(size_bytes),
+                access="client",
+                replies_bounded=True,
+            ),
+            Method(
                 "state.result",
                 AskResult,
                 ResultPart,
                 reply_payload_max=part_bytes_max,
+                access="client",
                 header_bytes=LARGE_HEADER_BYTES,
+                replies_bounded=True,
             ),
         )

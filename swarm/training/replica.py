@@ -145,7 +145,7 @@ class StageReplica:
                 tasks.start_soon(self.trainer.run)
                 tasks.start_soon(self.driver.run)
                 if isinstance(self.trainer, WorkerTrainer):  # a replica of a stage is closed by `PeerLifecycle`
-                    tasks.start_soon(obey, self._pause, self.trainer, self.driver.pause)
+                    tasks.start_soon(obey, self._pause, self.trainer, self.driver.group.pause)
                 if self._backup is not None:
                     tasks.start_soon(self._backup.run)
                 if not rounds:

@@ -15,9 +15,9 @@ from typing import Final, TypeVar
 
 import trio
 
+from peer.bounds import Latest
 from peer.catalogue.machine import LanUnusable
 from peer.errors import DialError, NetworkError
-from peer.latest import Latest
 from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.lan.announcement import announced_peer, dialled, instance_name, local_addresses

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 import trio
 from libp2p.peer.id import ID
 
-from peer.latest import Latest
+from peer.bounds import Latest
 from peer.net.admissions import Admissions
 from peer.net.strangers.shares import address_group
 

@@ -9,8 +9,8 @@ from typing import Final
 
 import trio
 
+from peer.bounds import Latest
 from peer.errors import DialError
-from peer.latest import Latest
 from peer.net.backoff import PEERS_MAX, Backoff
 
 CLOSED_S: Final = 60.0  # no claimed address of an IP is dialled for so long after one was not its claimant's

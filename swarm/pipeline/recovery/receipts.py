@@ -13,9 +13,9 @@ from typing import Final
 
 import trio
 
+from peer.bounds import Latest
 from peer.errors import BarnraiseError
 from peer.identity import Signed, open_body, sign_body
-from peer.latest import Latest
 from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc import ask_each

@@ -15,8 +15,8 @@ from typing import Final
 
 import msgspec
 
+from peer.bounds import Latest
 from peer.identity import Signed
-from peer.latest import Latest
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement import records as disk
 from swarm.protocol.agreement.actions import Fetch

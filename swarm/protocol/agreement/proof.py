@@ -11,9 +11,9 @@ from typing import Annotated, Final
 
 import msgspec
 
+from peer.bounds import Latest
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
-from peer.latest import Latest
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.records import links_in

@@ -18,10 +18,10 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from peer.bounds import Latest
 from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
 from peer.footprint.kept import AUDITED
 from peer.identity import sign_body
-from peer.latest import Latest
 from peer.net.method import Call, Empty
 from peer.net.rpc import Buffer
 from peer.notifier import Notifier

@@ -188,7 +188,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
             )
 
         snapshots = Snapshots(state.size_bytes, 9 << 20)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         parts = RoundContext(host, state, snapshots, Invented(number), schedule, timeouts, folder / str(number))
         nursery = await stack.enter_async_context(trio.open_nursery())
         say("ready")

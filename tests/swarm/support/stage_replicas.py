@@ -41,7 +41,7 @@ from swarm.protocol.plan import Contribution
 from swarm.protocol.receipts import StageProof
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
-from swarm.rounds.context import ReplicaParts, RoundContext
+from swarm.rounds.context import RoundContext
 from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of, work_timeout
@@ -219,7 +219,7 @@ async def open_member(
         lost = LostSamples(server, redispatcher, lambda: list(replicas_of(stage)), setting.rounds)
         trainer = LocalSteps(server, schedule, source, None, lambda: _first_round(table), lost if stage else None)
     snapshots = SnapshotStore(state.size_bytes, 9 << 20)
-    snapshots.serve(host.rpc)
+    serve_snapshots(host.rpc, [snapshots])
     parts = RoundContext(host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), folder / host.peer_id)
     # The group is known before its members start, so each has drawn its incarnation already.
     session = table[host.peer_id]["session"]

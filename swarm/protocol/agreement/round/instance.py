@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 import msgspec
 from blake3 import blake3
 
+from peer.bounds import Latest
 from peer.decoding import MALFORMED
 from peer.identity import Signed
-from peer.latest import Latest
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.records import BallotRecord
 from swarm.protocol.agreement.rules.acceptor import Ballot

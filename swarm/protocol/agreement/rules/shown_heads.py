@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from peer.latest import Latest
+from peer.bounds import Latest
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.records import LINKS_KEPT
 from swarm.protocol.head import Head, Member
