@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from peer.net.strangers.recent import Recent
+from peer.bounds import Latest
 
 PEERS_MAX: Final = 64
 ROUND_TRIP_MAX_S: Final = 2.0  # slower samples say little
@@ -44,7 +44,7 @@ class SwarmClock:
     def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._wall = wall
         self._monotonic = monotonic
-        self._samples = Recent[str, _Sample](PEERS_MAX)
+        self._samples = Latest[str, _Sample](PEERS_MAX)
         self.bounded = False
         """Whether corrections are bounded, as in a run."""
 

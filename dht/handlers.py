@@ -19,7 +19,6 @@ from dht.protocol import (
     FetchRequest,
     FindReply,
     FindRequest,
-    LeaveReply,
     LeaveRequest,
     StoreReply,
     StoreRequest,
@@ -28,7 +27,7 @@ from dht.protocol import (
 from dht.records import ENVELOPE_BYTES_MAX, Schema, StaleRecord, WrongSigner, check_delivery, open_record
 from dht.router import Router
 from dht.storage import Storage
-from peer.net.rpc import Call
+from peer.net.rpc import Call, Empty
 
 
 class DhtHandlers:
@@ -80,11 +79,11 @@ class DhtHandlers:
         asked = call.body
         return self._pages.page(asked.digest, asked.page, asked.edition, trio.current_time(), self._router.clock.raw())
 
-    async def _leave(self, call: Call[LeaveRequest]) -> LeaveReply:
+    async def _leave(self, call: Call[LeaveRequest]) -> Empty:
         self._check_namespace(call.body.namespace)
         self._storage.drop_signer(call.peer)
         self._router.left(call.peer)
-        return LeaveReply()
+        return Empty()
 
     def _check_namespace(self, namespace: str) -> None:
         if namespace != self._router.namespace:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from peer.net.strangers.recent import Recent
+from peer.bounds import Latest
 
 LOST_MAX: Final = 256
 
@@ -21,7 +21,7 @@ class SplitWatch:
 
     def __init__(self, window_s: float = 600.0) -> None:
         self._window_s = window_s
-        self._lost = Recent[str, float](LOST_MAX)
+        self._lost = Latest[str, float](LOST_MAX)
         self.suspected = False
 
     @property

@@ -17,7 +17,7 @@ import trio
 
 from dht.key import as_int, nearest
 from dht.router import Router
-from peer.net.strangers.recent import Recent
+from peer.bounds import Latest
 
 PLACEMENTS_MAX: Final = 256
 TRUSTED_ASKED: Final = 2  # trusted peers that every read asks beside the anchors, and writes too in a large network
@@ -37,7 +37,7 @@ class Places:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._found = Recent[bytes, tuple[float, tuple[str, ...]]](PLACEMENTS_MAX)
+        self._found = Latest[bytes, tuple[float, tuple[str, ...]]](PLACEMENTS_MAX)
 
     async def stores(self, digest: bytes) -> list[str]:
         """Return the nodes that should keep a record, nearest first within trusted ones and strangers."""

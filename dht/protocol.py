@@ -18,7 +18,7 @@ import msgspec
 from dht.records import KEY_CHARS_MAX
 from peer.errors import BarnraiseError
 from peer.identity import Signed
-from peer.net.rpc import Method
+from peer.net.rpc import Empty, Method
 
 NODES_MAX: Final = 16  # named in one answer
 ADDRESSES_MAX: Final = 8
@@ -48,9 +48,14 @@ class Contact(msgspec.Struct, frozen=True):
     addresses: Addresses
 
 
-class FindRequest(msgspec.Struct, frozen=True):
+class Request(msgspec.Struct, frozen=True):
+    """What every request but the last has."""
+
     namespace: Namespace
     addresses: Addresses
+
+
+class FindRequest(Request, frozen=True):
     target: Digest
 
 
@@ -63,9 +68,7 @@ class FindReply(msgspec.Struct, frozen=True):
     clock_s: ClockS
 
 
-class StoreRequest(msgspec.Struct, frozen=True):
-    namespace: Namespace
-    addresses: Addresses
+class StoreRequest(Request, frozen=True):
     record: Signed
 
 
@@ -78,11 +81,9 @@ class StoreReply(msgspec.Struct, frozen=True):
     clock_s: ClockS
 
 
-class FetchRequest(msgspec.Struct, frozen=True):
+class FetchRequest(Request, frozen=True):
     """Ask for the first page of a key, then for the others of the same edition."""
 
-    namespace: Namespace
-    addresses: Addresses
     digest: Digest
     page: Annotated[int, msgspec.Meta(ge=0, lt=PAGES_MAX)] = 0
     edition: Edition = 0
@@ -109,11 +110,7 @@ class LeaveRequest(msgspec.Struct, frozen=True):
     namespace: Namespace
 
 
-class LeaveReply(msgspec.Struct, frozen=True):
-    pass
-
-
 FIND: Final = Method("dht/find", FindRequest, FindReply, access="client", header_bytes=FIND_HEADER_BYTES)
 STORE: Final = Method("dht/store", StoreRequest, StoreReply)
 FETCH: Final = Method("dht/fetch", FetchRequest, FetchReply, reply_payload_max=PAGE_BYTES, access="client")
-LEAVE: Final = Method("dht/leave", LeaveRequest, LeaveReply, access="client")
+LEAVE: Final = Method("dht/leave", LeaveRequest, Empty, access="client")

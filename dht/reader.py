@@ -34,10 +34,10 @@ from dht.records import (
 )
 from dht.router import PeerFault, Router
 from dht.storage import Storage
+from peer.bounds import Latest
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from peer.net.rpc import Reply
-from peer.net.strangers.recent import Recent
 from peer.notifier import Notifier
 
 T = TypeVar("T")
@@ -75,9 +75,9 @@ class Reader:
         self._places = places
         self._storage = storage
         self._schemas = schemas
-        self._opened = Recent[Signed, Record](OPENED_MAX)
+        self._opened = Latest[Signed, Record](OPENED_MAX)
         self._next_sweep = 0.0
-        self._newest_us = Recent[tuple[bytes, str], int](NEWEST_MAX)
+        self._newest_us = Latest[tuple[bytes, str], int](NEWEST_MAX)
 
     async def get(self, schema: Schema[T], key: str) -> dict[str, RecordEntry[T]]:
         """See `Node.get`."""

@@ -29,16 +29,15 @@ from dht.partition import SplitWatch
 from dht.protocol import ADDRESSES_MAX, FIND, NODES_MAX, Contact, FindReply, FindRequest, WrongNamespace
 from dht.records import CLOCK_TOLERANCE_S
 from dht.routing_table import BUCKET_SIZE, RoutingTable
+from peer.bounds import Latest
 from peer.errors import DeadlineExceeded, DialError, NetworkError, ProtocolViolation, RemoteError
 from peer.net.backoff import Backoff
 from peer.net.host import Host
 from peer.net.rpc import Method, Reply
-from peer.net.strangers.recent import Recent
 from peer.notifier import Notifier
 
 Req = TypeVar("Req", bound=msgspec.Struct)
 Rep = TypeVar("Rep", bound=msgspec.Struct)
-V = TypeVar("V")
 
 REMEMBERED_MAX: Final = 1024
 PROBES_MAX: Final = 16
@@ -72,11 +71,11 @@ class Router:
         self._nursery = nursery
         self._down = Backoff(self.tuning.redial_min_s, self.tuning.redial_max_s, jitter=REDIAL_JITTER)
         self._bans = Backoff(BAN_S, BAN_S, factor=1)
-        self._left_at = Recent[str, float](REMEMBERED_MAX)
+        self._left_at = Latest[str, float](REMEMBERED_MAX)
         self._probing: set[str] = set()
-        self._told = Recent[str, tuple[bool, tuple[str, ...]]](REMEMBERED_MAX)  # (trusted, addresses as last told)
-        self._named = Recent[str, None](NAMED_MAX)  # peers named by others and not met yet
-        self._verify_at = Recent[str, float](NAMED_MAX)  # strangers, and when to dial them back
+        self._told = Latest[str, tuple[bool, tuple[str, ...]]](REMEMBERED_MAX)  # (trusted, addresses as last told)
+        self._named = Latest[str, None](NAMED_MAX)  # peers named by others and not met yet
+        self._verify_at = Latest[str, float](NAMED_MAX)  # strangers, and when to dial them back
         self._addresses: tuple[str, ...] = ()
         self._addresses_until = -float("inf")
         self.merged_at = -float("inf")

@@ -5,7 +5,8 @@ msgspec refuses what lies outside, NaN and infinity included, before any code of
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from collections import OrderedDict
+from typing import Annotated, Final, TypeVar
 
 import msgspec
 
@@ -47,3 +48,21 @@ def smoothed(old: float | None, new: float, weight: float) -> float:
     """Return `old` moved towards a new measurement by that share of the difference; the measurement itself if it is the
     first one (`old` is None)."""
     return new if old is None else old + weight * (new - old)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Latest(OrderedDict[K, V]):
+    """The `most` entries that were set last, in that order, an entry that is set again among them."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self._most:
+            self.popitem(last=False)

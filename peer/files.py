@@ -139,6 +139,13 @@ def write_direct(path: Path, parts: Iterable[memoryview]) -> int:
         raise
 
 
+def write_at(fd: int, data: memoryview, at: int) -> None:
+    """Write all bytes at that place of a file. Raises OSError."""
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
+
+
 def _write_whole(fd: int, data: memoryview) -> int:
     done = 0
     while done < len(data):

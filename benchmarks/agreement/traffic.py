@@ -106,7 +106,7 @@ class CountedGroup(GroupOfNodes):
         """The contributions in the last round's roster."""
         self.messages = self.records = 0
         peers = [base64.b32encode(blake3(bytes([i])).digest()).decode()[:52] for i in range(members)]
-        work = replace(WORK, slices_of=lambda head: slices)
+        work = replace(WORK, slices=lambda head: slices)
         super().__init__(peers, train_s=ROUND_S - BEYOND_S, work=work)
 
     def _do(self, machine: Machine, action: actions.Action) -> None:
@@ -126,7 +126,7 @@ class CountedGroup(GroupOfNodes):
 
     def contribution(self, machine: Machine, plan: WorkPlan) -> Signed:
         """Return what the machine has computed: its norms have as many digits as real ones."""
-        body = contribution_body(machine.node.me, plan, slices=self.work.slices_of(machine.node.head))
+        body = contribution_body(machine.node.me, plan, slices=self.work.slices(machine.node.head))
         norms = tuple(int.from_bytes(name[:7], "big") / 2**56 for name in body.hashes)
         body = msgspec.structs.replace(body, loss=sum(norms), sqnorms=norms)
         return self.table.of(machine.peer).sign(CONTRIBUTION_KIND, body)

@@ -38,7 +38,7 @@ from peer.identity import Identity
 from peer.ipc.ring import Ring
 from peer.net.flow.flow import Flow
 from peer.net.host import Host, open_host
-from peer.net.method import Call, Method
+from peer.net.method import Call, Empty, Method
 from peer.net.reach import Reach
 
 SIZES = (1 << 10, 16 << 10)
@@ -53,10 +53,6 @@ OtherCpu = Callable[[], Awaitable[float]]
 
 class Note(msgspec.Struct, frozen=True, array_like=True, tag=1):
     number: int
-
-
-class Empty(msgspec.Struct, frozen=True):
-    pass
 
 
 class Used(msgspec.Struct, frozen=True):

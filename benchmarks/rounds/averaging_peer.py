@@ -54,6 +54,7 @@ from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.outer_state import OuterState
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 SCHEDULE = RoundSchedule(DilocoConfig(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
@@ -170,7 +171,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
     config = open_host(identity=identity, events=log, reach=Reach(listen))
     async with config as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         fault = "BARNRAISE_FAULT" in os.environ or "BENCHMARK_FAULT" in os.environ
         trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if fault else TIMEOUT_S)
         parts = RoundContext(host, state, snapshots, trainer, schedule, timeouts, folder / host.peer_id)
@@ -185,7 +186,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
         driver = await restore_replica(parts, agreement, work, lambda: ())
         observer = Observer(parts, rounds)
         log.subscribe(observer.note)
-        driver.listen(observer)
+        driver.actor.listener = observer
         me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(driver, parts, authority, rounds, nursery)

@@ -50,6 +50,7 @@ from swarm.rounds.replica_driver import restore_replica
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.fetch import fetch_state
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 OUTER = DilocoOuter(lr=0.7, momentum=0.9)
@@ -86,13 +87,13 @@ async def member(number: int, numel: int, pause_s: float, rounds: int, folder: P
     state = diloco_state(numel, "int8", OUTER)
     async with open_host(identity=identity, events=log) as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 9 << 20)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         trainer = Pausing(delta_of(number, numel), pause_s)
         parts = RoundContext(host, state, snapshots, trainer, SCHEDULE, AdaptiveTimeouts(), folder / host.peer_id)
         work = work_of(state.strategy, SCHEDULE, lambda head: ROUND_S)
         driver = await restore_replica(parts, config_of(host.peer_id, numel, rounds, folder), work, lambda: ())
         observer = Observer(parts, rounds)
-        driver.listen(observer)
+        driver.actor.listener = observer
         me = driver.me
         print(json.dumps({"peer": me.peer, "session": me.session, "addresses": host.addresses}), flush=True)
         await take_part(driver, parts, authority, rounds, nursery)

@@ -35,6 +35,7 @@ from peer.identity import Identity
 from peer.net.host import open_host
 from swarm.state.fetch import fetch_state
 from swarm.state.partial_file import PartFile
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 MB = 1_000_000
@@ -56,7 +57,7 @@ async def serve(numel: int) -> None:
     snapshots = SnapshotStore(tree.size_bytes, 1 << 20)
     snapshots.publish(StateGeneration(dict(zip(("theta", "momentum"), state, strict=True)), tree))
     async with open_host(identity=Identity.generate(), events=EventLog()) as host:
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         print(json.dumps({"peer": host.peer_id, "addresses": host.addresses}), flush=True)
         await trio.to_thread.run_sync(sys.stdin.read, abandon_on_cancel=True)
 

@@ -6,6 +6,7 @@ Beside it there is a chat page. Both are on this machine.
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -130,22 +131,18 @@ def _add_key(key_file: Path | None, name: str) -> None:
     say(key)
 
 
+@dataclass
 class _Api:
     """The gateway of one command."""
 
-    def __init__(
-        self,
-        named: NamedModel,
-        wire: WireType | None,
-        template: str | None,
-        address: ListenAddress,
-        keys: ApiKeys,
-        quotas: Quotas,
-        as_json: bool,
-    ) -> None:
-        self._named, self._wire, self._template, self._as_json = named, wire, template, as_json
-        self._address, self._keys, self._quotas = address, keys, quotas
-        self._sentence = ""
+    named: NamedModel
+    wire: WireType | None
+    template: str | None
+    address: ListenAddress
+    keys: ApiKeys
+    quotas: Quotas
+    as_json: bool
+    _sentence: str = ""
 
     async def run(self) -> None:
         from swarm.gateway.app import Gateway, gateway_app
@@ -153,23 +150,23 @@ class _Api:
         from swarm.inference.client import open_model
         from swarm.web.listening import serve_http
 
-        opened = open_model(self._named.invite, wire=self._wire, patience=self._named.patience())
-        async with opened as model, open_template(model.manifest.text, self._template) as template:
+        opened = open_model(self.named.invite, wire=self.wire, patience=self.named.patience())
+        async with opened as model, open_template(model.manifest.text, self.template) as template:
             self._sentence = template.sentence
-            gateway = Gateway(model, template, self._keys, self._quotas, self._address.name)
+            gateway = Gateway(model, template, self.keys, self.quotas, self.address.name)
             name = model.manifest.name
             with model.client.host.events.subscribed(self._show):
-                await serve_http(gateway_app(gateway), self._address, lambda url: self._listening(name, url))
+                await serve_http(gateway_app(gateway), self.address, lambda url: self._listening(name, url))
 
     def _listening(self, name: str, url: str) -> None:
-        if self._as_json:
+        if self.as_json:
             listening = {"event": "listening", "url": url, "model": name, "chat_template": self._sentence}
             say_json(listening, uncut=True)
             return
         say(f"{name} is served as OpenAI's interface at {url}/v1", f"Chat page: {url}/", self._sentence, err=True)
-        if not self._address.is_loopback:
+        if not self.address.is_loopback:
             say("Keys and texts cross this network unencrypted: put a proxy with TLS before it.", err=True)
 
     def _show(self, event: Event) -> None:
-        if self._as_json and event.name == "request_answered":
+        if self.as_json and event.name == "request_answered":
             say_json({"event": event.name, "at": event.at, **event.fields})

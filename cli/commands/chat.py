@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from collections.abc import AsyncIterator
 from contextlib import aclosing, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -100,46 +101,42 @@ def chat(
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
     with invite_to(invite, model, dtype, device, threads) as opened:
         log = None if history is None else ChatLog(history)
-        run_until_stopped(_Chat(opened, wire, wait, log, template, (system, sampling, max_tokens)).run)
+        run_until_stopped(_Chat(opened, wire, wait, log, template, system, sampling, max_tokens).run)
 
 
+@dataclass
 class _Chat:
     """One conversation in the terminal."""
 
-    def __init__(
-        self,
-        named: NamedModel,
-        wire: WireType | None,
-        wait_s: float,
-        log: ChatLog | None,
-        template: str | None,
-        ask: tuple[str, Sampling, int],
-    ) -> None:
-        """`ask`: the system prompt, how tokens are chosen, and how many an answer may have."""
-        self._named, self._wire, self._wait_s, self._log = named, wire, wait_s, log
-        self._template = template
-        self._system, self._sampling, self._max_tokens = ask
-        self._messages: Messages = LineMessages()
-        self._answering: trio.CancelScope | None = None
-        self._interrupted = False
+    named: NamedModel
+    wire: WireType | None
+    wait_s: float
+    log: ChatLog | None
+    template: str | None
+    system: str
+    sampling: Sampling
+    max_tokens: int
+    _messages: Messages = field(default_factory=LineMessages)
+    _answering: trio.CancelScope | None = None
+    _interrupted: bool = False
 
     async def run(self) -> None:
         from swarm.gateway.conversation import Conversation
         from swarm.gateway.template import open_template
         from swarm.inference.client import open_model
 
-        patience = self._named.patience(self._wait_s, self._waits)
-        opened = open_model(self._named.invite, wire=self._wire, patience=patience)
-        async with opened as model, open_template(model.manifest.text, self._template) as template:
-            with closing(Conversation(model, template, self._sampling, self._max_tokens)) as conversation:
+        patience = self.named.patience(self.wait_s, self._waits)
+        opened = open_model(self.named.invite, wire=self.wire, patience=patience)
+        async with opened as model, open_template(model.manifest.text, self.template) as template:
+            with closing(Conversation(model, template, self.sampling, self.max_tokens)) as conversation:
                 await self._converse(model, conversation, template.sentence)
         if self._interrupted:
             raise Stopped(signal.SIGINT)
 
     async def _converse(self, model: ModelClient, conversation: Conversation, about_template: str) -> None:
-        conversation.system = self._system
-        if self._log is not None:
-            conversation.messages = self._log.messages()
+        conversation.system = self.system
+        if self.log is not None:
+            conversation.messages = self.log.messages()
         if can_edit():
             from cli.terminal.typed_prompt import TypedPrompt  # here: it is slow to load, and a pipe needs it not
 
@@ -153,7 +150,7 @@ class _Chat:
                 nursery.cancel_scope.cancel()
 
     def _waits(self, missing: str) -> None:
-        say("", f"{missing} (waiting for {self._wait_s:g} s; Ctrl-C stops).", err=True)
+        say("", f"{missing} (waiting for {self.wait_s:g} s; Ctrl-C stops).", err=True)
 
     async def _interrupt(self, signals: AsyncIterator[int], scope: trio.CancelScope) -> None:
         """Stop the answer at Ctrl-C; without one end."""
@@ -209,8 +206,8 @@ class _Chat:
 
     def _keep(self, conversation: Conversation) -> None:
         """Write the conversation down, if it is to be kept."""
-        if self._log is not None:
-            self._log.write(conversation.messages)
+        if self.log is not None:
+            self.log.write(conversation.messages)
 
     def _command(self, model: ModelClient, conversation: Conversation, name: str, text: str) -> None:
         if name == "/system":

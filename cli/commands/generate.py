@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from peer.ipc.block_messages import HiddenType, WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.inference.client import ModelClient
-    from swarm.inference.record import ServedCommit
     from swarm.inference.route import Route
 
 
@@ -183,6 +182,8 @@ class _Answers:
         seconds = time.monotonic() - began
         hidden_bytes, link_s = self._link(model, session.route, len(prompt))
         if self.as_json:
+            done = session.commit  # of a training run
+            commit = {} if done is None else {"round": done.round, "commit": done.name.hex()}
             say_json(
                 {
                     "event": "answer",
@@ -193,7 +194,7 @@ class _Answers:
                     "seed": sampling.seed,
                     "prompt_tokens": len(prompt),
                     "failovers": session.failovers,
-                    **_told_commit(session.commit),
+                    **commit,
                     "first_token_s": round(first_s, 4),
                     "hidden_bytes": hidden_bytes,
                     "link_s": round(link_s, 4),
@@ -208,10 +209,10 @@ class _Answers:
         rate = (len(tokens) - 1) / (seconds - first_s) if len(tokens) > 1 and seconds > first_s else 0.0
         link = f" ({size_text(hidden_bytes)} of hidden states a hop" if hidden_bytes else ""
         link += f", {link_s:.2f} s over the slowest uplink" if link_s else ""
-        commit = "" if session.commit is None else f" of round {session.commit.round}"
+        of = "" if session.commit is None else f" of round {session.commit.round}"
         by = "1 server" if len(route) == 1 else f"{len(route)} servers"
         say(
-            f"{len(tokens)} tokens{commit} by {by}, {rate:.1f} a second, the first after"
+            f"{len(tokens)} tokens{of} by {by}, {rate:.1f} a second, the first after"
             f" {first_s:.2f} s{link}{')' if link else ''}.",
             err=True,
         )
@@ -245,8 +246,3 @@ class _Answers:
             if self.sampling.logprobs:
                 told |= {"logprob": logprob, "likeliest": likeliest}
             say_json(told, uncut=True)
-
-
-def _told_commit(commit: ServedCommit | None) -> dict[str, Any]:
-    """Return the commit of a training run, as JSON."""
-    return {} if commit is None else {"round": commit.round, "commit": commit.name.hex()}

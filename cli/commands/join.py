@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import trio
 
 from cli.combinations import refuse, refuse_beside, refuse_without
 from cli.homes import ResumingCommand, chosen, default_home, on_a_free_port, resumed_invite
@@ -33,7 +32,7 @@ from cli.progress.progress import Progress
 from cli.run import leaves, run_until_stopped
 from cli.terminal.lines import say
 from cli.tracking import track_option, tracked
-from cli.views.live import follow, read_tails
+from cli.views.live import follow, follow_to_the_end, read_tails
 from cli.views.loss_picture import leave_picture
 from peer.catalogue.happening import LOWER_RATE
 from peer.errors import Diverged, NotAdmitted
@@ -167,18 +166,8 @@ def join(
     feed = EventFeed()
 
     async def work() -> None:
-        view = trio.CancelScope(shield=True)  # who leaves sees what is waited for
-
-        async def show() -> None:
-            with view:
-                await follow(progress, {config.name: feed}, as_json)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(show)
-            try:
-                await run_participant(config, watch, beside)
-            finally:
-                view.cancel()
+        show = partial(follow, progress, {config.name: feed}, as_json)
+        await follow_to_the_end(show, run_participant(config, watch, beside))
 
     try:
         with tracked(track, home, opened.run_id, config.name, feed.take) as watch:

@@ -94,29 +94,25 @@ def monitor(
         token = "" if address.is_loopback else secrets.token_urlsafe(_TOKEN_BYTES)
     if db is None:
         db = home / "monitor.db" if home is not None else default_home("monitor") / f"{opened.run_id}.db"
-    work = _Monitor(opened, home, address, token.strip(), _Outputs(db, publish, notify, as_json))
+    work = _Monitor(opened, home, address, token.strip(), db, publish, notify, as_json)
     run_until_stopped(work.run, tied)
 
 
-@dataclass(frozen=True)
-class _Outputs:
-    """Where else than to its page a monitor writes."""
+@dataclass
+class _Monitor:
+    """The monitor of one command."""
 
+    invite: Invite
+    home: Path | None
+    address: ListenAddress
+    token: str
     db: Path
     folder: Path | None
     """Of the published page."""
     notify: str | None
     as_json: bool
-
-
-class _Monitor:
-    """The monitor of one command."""
-
-    def __init__(
-        self, invite: Invite, home: Path | None, address: ListenAddress, token: str, outputs: _Outputs
-    ) -> None:
-        self._invite, self._home, self._address, self._token, self._out = invite, home, address, token, outputs
-        self._said = self._trouble = ""
+    _said: str = ""
+    _trouble: str = ""
 
     async def run(self) -> None:
         from swarm.monitor.app import Access, monitor_app
@@ -126,32 +122,32 @@ class _Monitor:
         from swarm.monitor.notices import MonitorNotices
         from swarm.web.listening import serve_http
 
-        async with open_history(self._out.db, self._invite.run_id) as history, trio.open_nursery() as nursery:
+        async with open_history(self.db, self.invite.run_id) as history, trio.open_nursery() as nursery:
             remember = partial(self._remember, history)
-            collector = MonitorCollector(self._invite, self._home, remember=remember, read_home=self._read_home)
+            collector = MonitorCollector(self.invite, self.home, remember=remember, read_home=self._read_home)
             app = monitor_app(collector, history)
-            app.add_middleware(Access, token=self._token, host=self._address.name)
+            app.add_middleware(Access, token=self.token, host=self.address.name)
             nursery.start_soon(collector.run)
-            if self._out.folder is not None:
-                nursery.start_soon(publish, self._out.folder, collector, history, self._say_once)
-            if self._out.as_json:
+            if self.folder is not None:
+                nursery.start_soon(publish, self.folder, collector, history, self._say_once)
+            if self.as_json:
                 nursery.start_soon(_tell_verdicts, collector)
-            if self._out.notify is not None:
-                nursery.start_soon(MonitorNotices(self._out.notify, collector, self._not_told).run)
-            await serve_http(app, self._address, self._listening)
+            if self.notify is not None:
+                nursery.start_soon(MonitorNotices(self.notify, collector, self._not_told).run)
+            await serve_http(app, self.address, self._listening)
 
     def _read_home(self) -> KeptHome | None:
         from cli.progress.kept_home import kept_home
 
-        run_id = self._invite.run_id
-        return kept_home(self._home or default_home(run_id[:12]), run_id, time.time())
+        run_id = self.invite.run_id
+        return kept_home(self.home or default_home(run_id[:12]), run_id, time.time())
 
     async def _remember(self, history: History, state: MonitorState, chains: Sequence[HeadChain]) -> None:
         """Write a reading to the history, and say once what keeps it from that."""
         await history.note(state, chains)
         if history.trouble != self._trouble:
             self._trouble = history.trouble
-            say(f"History ({self._out.db}): {self._trouble or 'written again'}.", err=True)
+            say(f"History ({self.db}): {self._trouble or 'written again'}.", err=True)
 
     def _say_once(self, why: str) -> None:
         if why != self._said:
@@ -159,18 +155,18 @@ class _Monitor:
             say(f"{why}.", err=True)
 
     def _not_told(self, event: str, reason: str) -> None:
-        if self._out.as_json:
+        if self.as_json:
             say_json({"event": "notify_failed", "about": event, "reason": plain(reason, 200)})
         else:
             say(f"--notify did not receive {event}: {plain(reason, 200)}", err=True)
 
     def _listening(self, url: str) -> None:
-        page = f"{url}/?token={self._token}" if self._token else f"{url}/"
-        if self._out.as_json:
+        page = f"{url}/?token={self.token}" if self.token else f"{url}/"
+        if self.as_json:
             say_json({"event": "listening", "url": url, "page": page})
             return
         say(f"Monitor: {page}", f"Metrics: {url}/metrics", err=True)
-        if not self._address.is_loopback:
+        if not self.address.is_loopback:
             say("The token and the page cross this network unencrypted: put a proxy with TLS before it.", err=True)
 
 

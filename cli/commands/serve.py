@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import socket
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
-import trio
 
 from cli.combinations import is_given, refuse_beside, refuse_without
 from cli.homes import ResumingServer, chosen, default_home, on_a_free_port
@@ -33,7 +33,7 @@ from cli.progress.event_feed import EventFeed
 from cli.progress.served_blocks import ServedBlocks
 from cli.run import run_until_stopped
 from cli.terminal.lines import say, say_json
-from cli.views.live import follow, read_tails
+from cli.views.live import follow, follow_to_the_end, read_tails
 from cli.views.served_blocks import served_blocks_view
 from peer.errors import ConfigError
 from peer.footprint.layout import Compute
@@ -157,18 +157,8 @@ def serve(
     feed = EventFeed()
 
     async def work() -> None:
-        view = trio.CancelScope(shield=True)  # the last sessions are seen to end
-
-        async def show() -> None:
-            with view:
-                await follow(seen, {config.name: feed}, as_json, served_blocks_view)
-
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(show)
-            try:
-                await run_server(config, ready, feed.take)
-            finally:
-                view.cancel()
+        show = partial(follow, seen, {config.name: feed}, as_json, served_blocks_view)
+        await follow_to_the_end(show, run_server(config, ready, feed.take))
 
     try:
         run_until_stopped(work, tied)

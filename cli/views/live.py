@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -78,6 +78,22 @@ async def follow(
         finally:
             read_tails(progress, tails, as_json)
             redraw()
+
+
+async def follow_to_the_end(show: Callable[[], Awaitable[None]], work: Awaitable[None]) -> None:
+    """Do this work beside a view, which outlasts its cancellation: who leaves sees what is waited for."""
+    view = trio.CancelScope(shield=True)
+
+    async def shielded() -> None:
+        with view:
+            await show()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(shielded)
+        try:
+            await work
+        finally:
+            view.cancel()
 
 
 def _drawn(progress: Shown, width: int, draw: Draw) -> RenderableType:

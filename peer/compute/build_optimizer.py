@@ -24,10 +24,6 @@ _KINDS: Final[dict[str, type[InnerOptimizer]]] = {
 def build_inner(spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> InnerOptimizer:
     """Build the optimizer that `spec` names, with fresh state for vectors like `like`. Raises ConfigError for an
     unknown name or a missing library."""
-    return _kind(spec)(spec, layout, like)
-
-
-def _kind(spec: InnerSpec) -> type[InnerOptimizer]:
     if spec.optimizer not in _KINDS:
         raise ConfigError(f"there is no inner optimizer {spec.optimizer!r}: choose one of {', '.join(_KINDS)}")
-    return _KINDS[spec.optimizer]
+    return _KINDS[spec.optimizer](spec, layout, like)

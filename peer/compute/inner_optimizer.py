@@ -19,7 +19,7 @@ class AdamW(InnerOptimizer):
 
     def __init__(self, spec: InnerSpec, layout: FlatLayout, like: torch.Tensor) -> None:
         super().__init__(spec, layout, like)
-        self.mean, self.square = self._rows(2)
+        self.mean, self.square = self.state.view(2, -1).unbind()
 
     def step(self, theta: torch.Tensor, gradient: torch.Tensor) -> None:
         self.steps += 1

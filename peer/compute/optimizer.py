@@ -82,10 +82,6 @@ class InnerOptimizer(ABC):
     def _make_state(self, like: torch.Tensor) -> torch.Tensor:
         return like.new_zeros(state_size(self.spec.optimizer, self.layout.shapes))
 
-    def _rows(self, count: int) -> tuple[torch.Tensor, ...]:
-        """Return `state` as `count` vectors like the weights."""
-        return self.state.view(count, -1).unbind()
-
     def _decays(self, slot: TensorSlot) -> float:
         """Return the weight decay of one parameter."""
         return self.spec.weight_decay if self.spec.decay == "all" or len(slot.shape) > 1 else 0.0

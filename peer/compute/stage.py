@@ -67,8 +67,8 @@ class Stage:
         self.layout = FlatLayout.of(model, spec.span)
         self.share = StageShare(self.layout, ranks)
         self.local = torch.zeros(self.share.pieces.layout.numel, device=device.torch)
-        self._state = RankOptimizer(InnerSpec.of(inner), self.layout, self.share.pieces, ranks, self.local)
-        self.optimizer = self._state.optimizer
+        self.optimizer_state = RankOptimizer(InnerSpec.of(inner), self.layout, self.share.pieces, ranks, self.local)
+        self.optimizer = self.optimizer_state.optimizer
         self.epoch: int | None = None
         self.held = ActivationStore(spec.held_max, spec.held_max_bytes)
         self._graph_bytes: dict[torch.Size, int] = {}  # by the shape of the input: measured once
@@ -236,14 +236,6 @@ class Stage:
             learned = captured.learned
         self._seen = {id: of for id, of in self._seen.items() if id not in learned}
         return self._moved(epoch, gradient_stays=captured is not None)
-
-    def save_optimizer(self, state: Tensor) -> None:
-        """Write what this rank owns of the inner optimizer's state."""
-        self._state.save(state)
-
-    def load_optimizer(self, state: Tensor) -> None:
-        """Restore what `save_optimizer` wrote, on however many devices."""
-        self._state.load(state)
 
     def _mean(self) -> Tensor:
         """Return this rank's pieces of the mean gradient."""

@@ -19,11 +19,10 @@ import msgspec
 from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 
-from peer.bounds import Address, Name
+from peer.bounds import Address, Latest, Name
 from peer.decoding import MALFORMED
 from peer.errors import ConfigError, ResourceError
 from peer.identity import is_peer_id
-from peer.net.strangers.recent import Recent
 
 _PEERS_MAX: Final = 4096
 _CLAIMANTS_MAX: Final = 1024
@@ -51,8 +50,8 @@ class AddressBook:
 
     def __init__(self, addresses_per_peer: int = 16) -> None:
         self._per_peer = addresses_per_peer
-        self._book = Recent[str, tuple[str, ...]](_PEERS_MAX)
-        self._claims = Recent[str, tuple[str, ...]](_CLAIMANTS_MAX)
+        self._book = Latest[str, tuple[str, ...]](_PEERS_MAX)
+        self._claims = Latest[str, tuple[str, ...]](_CLAIMANTS_MAX)
 
     def add(self, peer_id: str, addrs: Iterable[str]) -> None:
         """Add addresses (with or without `/p2p/<id>`), the best first. Skips those that cannot be dialled."""
@@ -79,7 +78,7 @@ class AddressBook:
         """Return the known addresses that are no claims, best first."""
         return self._book.get(peer_id, ())
 
-    def _note(self, book: Recent[str, tuple[str, ...]], peer_id: str, addrs: Iterable[str]) -> None:
+    def _note(self, book: Latest[str, tuple[str, ...]], peer_id: str, addrs: Iterable[str]) -> None:
         if not is_peer_id(peer_id):
             return
         known = book.get(peer_id, ())

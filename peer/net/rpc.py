@@ -36,13 +36,13 @@ from peer.identity import is_peer_id
 from peer.net.address_prefix import prefix_of
 from peer.net.admissions import Admissions
 from peer.net.limits import NetLimits
-from peer.net.method import Call, Check, Handler, Method, Rep, Reply, Req
+from peer.net.method import Call, Check, Empty, Handler, Method, Rep, Reply, Req
 from peer.net.rate_limit import Meter
 from peer.net.rpc_server import CODE_MAX, MESSAGE_MAX, RpcServer, flat
 from peer.net.wire import SMALL_BYTES, Buffer, Channel, Frames, ReplyHeader, RequestHeader
 from peer.plain_text import cut
 
-__all__ = ["Buffer", "Call", "Handler", "Method", "Reply", "Rpc"]
+__all__ = ["Buffer", "Call", "Empty", "Handler", "Method", "Reply", "Rpc"]
 
 _EARLY_REPLY_BYTES: Final = 4 * SMALL_BYTES  # bigger requests watch for a refusal while they are being sent
 

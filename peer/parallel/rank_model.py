@@ -49,10 +49,6 @@ class RankModel:
         """Take this rank's pieces from the flat vector (P,)."""
         self.pieces.read(flat, self.weights)
 
-    def export_to(self, flat: Tensor) -> None:
-        """Write the pieces that this rank owns to the flat vector (P,). All ranks together write all of it."""
-        self.pieces.write(self.weights, flat)
-
     @property
     def recompute(self) -> Recompute:
         """The part of a block that is computed a second time for the backward pass."""
@@ -62,16 +58,10 @@ class RankModel:
     def recompute(self, recompute: Recompute) -> None:
         self._loss.decoder.recompute = recompute
 
-    def backward(self, tokens: Tensor, rows_at_once: int | None = None) -> tuple[float, float]:
-        """Return the mean loss in nats a token of tokens (B, T+1), the same at all ranks, and the norm of its gradient,
-        whose pieces are left in `gradient`. A rank has at most `rows_at_once` sequences on its device at a time. All
-        ranks must call it with the same arguments."""
-        (loss,) = self.ranks.sum((self.add_up(tokens, rows_at_once),))
-        return loss, self.sum_gradients()
-
     def add_up(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
-        """Leave what this rank knows of the gradient in `gradient`; return its share of the mean loss. Where the model
-        is not cut, it waits for no other rank."""
+        """Leave what this rank knows of the gradient in `gradient`; return its share of the mean loss in nats a token
+        of tokens (B, T+1). A rank has at most `rows_at_once` sequences on its device at a time. All ranks must call it
+        with the same arguments. Where the model is not cut, it waits for no other rank."""
         self.gradient.zero_()
         loss = 0.0
         for rows, weight in self._passes(tokens, rows_at_once):
@@ -85,10 +75,6 @@ class RankModel:
         self.ranks.sum_over_replicas(self.gradient)
         (square,) = self.ranks.sum((self._square_of_gradient(),))
         return float(square**0.5)
-
-    def loss(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
-        """Return the mean loss in nats a token of tokens (B, T+1). All ranks must call it with the same arguments."""
-        return self.ranks.sum((self.share_of_loss(tokens, rows_at_once),))[0]
 
     @torch.no_grad()
     def share_of_loss(self, tokens: Tensor, rows_at_once: int | None = None) -> float:

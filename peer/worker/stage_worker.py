@@ -66,7 +66,7 @@ class StageWorker:
             self._ranks.sum,
             link,
         )
-        self._saved.load(stage.load_optimizer)
+        self._saved.load(stage.optimizer_state.load)
         self._model = load.model
         hidden_size = load.model.hidden_size
         slots = SharedBuffer.attach(load.slots_fd, SlotArea.size_bytes(spec, hidden_size), torch.uint8)
@@ -94,7 +94,7 @@ class StageWorker:
             else:
                 self._link.reply(command, body)
                 if isinstance(command, ExportProduct):
-                    self._saved.save_large(self._stage.save_optimizer)
+                    self._saved.save_large(self._stage.optimizer_state.save)
 
     def _serve(self, command: StageCommand) -> MicroBatchDone | Taken | Moved | None:
         """Run one command and return its result. Raises StageRefused."""
@@ -112,7 +112,7 @@ class StageWorker:
             return stage.import_weights(self._outer, command.epoch, command.rebase)
         assert isinstance(command, ExportProduct)
         stage.export(self._delta, self._outer if command.product == "delta" else None, command.capture)
-        self._saved.save_small(stage.save_optimizer)
+        self._saved.save_small(stage.optimizer_state.save)
         return None
 
     def _forward(self, command: RunForward) -> MicroBatchDone:

@@ -93,13 +93,16 @@ class CoordinatedGroup:
         progress.add(self)
 
     def _work(self, stage: int, timeouts: AdaptiveTimeouts) -> Work:
-        manifest, begins, ends = self._manifest, self._may_begin, self._is_over
-        before = stages_before(manifest, stage, self._host.peer_id)
-        schedule, exchange_s = schedule_of(manifest, stage), _no_exchange(timeouts)
-        rules = work_of(strategy_of(manifest, stage), schedule, exchange_s, stages=before)
-        rules = replace(rules, sponsors_of=sponsors_of(manifest))
-        rules = replace(rules, fast_forward_of=self._fast_forward, is_known_of=self._is_known)
-        return replace(rules, may_begin_of=begins, is_over_of=ends)
+        manifest, before = self._manifest, stages_before(self._manifest, stage, self._host.peer_id)
+        no_exchange: Callable[[Head], float] = lambda head: timeouts.exchange_s(0)  # noqa: E731
+        return replace(
+            work_of(strategy_of(manifest, stage), schedule_of(manifest, stage), no_exchange, stages=before),
+            sponsors=sponsors_of(manifest),
+            fast_forward=self._fast_forward,
+            may_begin=self._may_begin,
+            is_over=lambda: self._progress.completed,
+            is_known=lambda peer: self._progress.is_member_beside(self.group, peer),
+        )
 
     @property
     def group(self) -> str:
@@ -199,12 +202,6 @@ class CoordinatedGroup:
         self._waiting, self._waited_at = waiting, trio.current_time()
         return self._progress.peers >= self._manifest.run.min_peers
 
-    def _is_over(self) -> bool:
-        return self._progress.completed
-
-    def _is_known(self, peer: str) -> bool:
-        return self._progress.is_member_beside(self.group, peer)
-
     def _fast_forward(self, head: Head) -> Head:
         if self.stage is None or not head.members:
             return head
@@ -218,7 +215,3 @@ def strategy_of(manifest: Manifest, stage: int) -> OuterStrategy:
     """Return the method's rules for a stage, without the memory of a peer that trains: it is never touched here."""
     with torch.device("meta"):
         return build_strategy(manifest.outer, manifest.codec, layout_of(manifest, stage), manifest.inner)
-
-
-def _no_exchange(timeouts: AdaptiveTimeouts) -> Callable[[Head], float]:
-    return lambda head: timeouts.exchange_s(0)

@@ -26,7 +26,7 @@ from peer.net.lan.discovery import Lan
 from peer.net.reach import Reach
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.gossip_end import GossipEnd
-from swarm.coordinator.last_states import LastStates, Place
+from swarm.coordinator.last_states import LastStates
 from swarm.coordinator.member_news import tell_news
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.reopen import create_or_reopen, watch_beginning
@@ -52,6 +52,7 @@ from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.inviting import printed_invite, saved_invite_keys, with_living
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
+from swarm.run.peer_context import Place
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.web.webhook import Webhook

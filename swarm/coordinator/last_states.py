@@ -9,22 +9,18 @@ away), it is fetched from the first that comes back.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import Final
 
 import trio
 
 from peer.catalogue.groups import LastStateMissing
 from peer.errors import BarnraiseError, ResourceError
-from peer.net.host import Host
 from swarm.coordinator.coordinated_group import CoordinatedGroup
 from swarm.membership.completion import FETCHING, WANTING
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
 from swarm.placement.commits import fetch_commit, save_commit
 from swarm.placement.stages import vectors_of
-from swarm.run.home import Home
-from swarm.run.manifest import Manifest
+from swarm.run.peer_context import Place
 from swarm.state.fetch import Fetched
 from swarm.state.snapshots import SnapshotStore
 
@@ -33,15 +29,6 @@ ASK_S: Final = 4.0
 PATIENT_S: Final = 10.0  # the members take the last commit a moment later; after a restart they connect first
 SAVE_AGAIN_S: Final = 5.0
 NO_HOLDER: Final = "no peer serves it: start one again that took part to the end, with its --home"
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where the coordinator keeps what it fetches."""
-
-    host: Host
-    home: Home
-    manifest: Manifest
 
 
 class LastStates:
@@ -62,7 +49,7 @@ class LastStates:
         self._patient_until: dict[int, float] = {}
         self._told: dict[int, LastStateMissing] = {}
         for group, store in zip(groups, stores, strict=False):  # a gossip run has no groups
-            group.keeps = partial(_serves, store)
+            group.keeps = store.serves
 
     @property
     def phase(self) -> str:
@@ -80,7 +67,7 @@ class LastStates:
 
     async def _follow(self, stage: int, group: CoordinatedGroup) -> None:
         while True:
-            if not await group.driver.changed.until(partial(_lacks, group), LOOK_S):
+            if not await group.driver.changed.until(lambda: group.lacks_last_state, LOOK_S):
                 continue
             if group.head.state_hash not in self._on_disk and not await self._bring(stage, group):
                 await trio.sleep(LOOK_S)
@@ -138,11 +125,3 @@ class LastStates:
         if self._told.get(stage) != missing:
             self._told[stage] = missing
             group.tell(missing)
-
-
-def _serves(store: SnapshotStore, state_hash: bytes) -> bool:
-    return state_hash in store.state_hashes
-
-
-def _lacks(group: CoordinatedGroup) -> bool:
-    return group.lacks_last_state

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import msgspec
 import trio
@@ -22,10 +22,10 @@ from peer.events import EventLog
 from peer.files import write_atomically
 from peer.identity import Identity
 from swarm.coordinator.create_run import CreatedRun, create_run, reload
+from swarm.coordinator.run_progress import GroupStatus
 from swarm.membership.bans import banned_in, extend_bans
 from swarm.membership.member_record import MemberView
 from swarm.membership.membership import REFRESH_S
-from swarm.protocol.head import Head
 from swarm.run.config import RunConfig
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
@@ -66,12 +66,7 @@ def create_or_reopen(path: Path, run: RunConfig | None, identity: Identity, even
     return created
 
 
-class _Group(Protocol):
-    @property
-    def head(self) -> Head: ...
-
-
-async def watch_beginning(home: Home, groups: Iterable[_Group], view: MemberView) -> None:
+async def watch_beginning(home: Home, groups: Iterable[GroupStatus], view: MemberView) -> None:
     """Remove `unbegun` once a group has committed or a member says that it has, so that the run stays what it is."""
     while home.unbegun.exists():
         rounds = [*(group.head.round for group in groups), *(record.round for record in view().values())]

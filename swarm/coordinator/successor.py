@@ -28,7 +28,6 @@ from peer.errors import ConfigError, NetworkError, ResourceError
 from peer.files import create_private, read_bounded
 from peer.identity import Identity
 from swarm.client.session import RunClient, open_client
-from swarm.coordinator.last_states import Place
 from swarm.placement.commits import fetch_commit, save_commit
 from swarm.protocol.agreement.records import RESTORED_KEY
 from swarm.rounds.records import RecordFiles
@@ -36,6 +35,7 @@ from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.manifest import open_manifest
 from swarm.run.manifest_transfer import load_run_files, save_run_files
+from swarm.run.peer_context import Place
 
 FILE_BYTES_MAX: Final = 1 << 16
 PASSPHRASE_MIN: Final = 8  # characters

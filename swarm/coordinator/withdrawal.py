@@ -17,7 +17,6 @@ from peer.catalogue.groups import InviteWithdrawn
 from peer.errors import ConfigError
 from peer.identity import is_peer_id, peer_id_of, public_key_of
 from swarm.coordinator.coordinated_group import CoordinatedGroup
-from swarm.coordinator.last_states import Place
 from swarm.membership.bans import extend_bans
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.membership import REFRESH_S, TTL_S, Membership
@@ -25,6 +24,7 @@ from swarm.membership.proven_heads import ask_proven_heads
 from swarm.run.agreement import agreement_config, sponsor_name
 from swarm.run.gate import Gate
 from swarm.run.inviting import saved_invite_keys
+from swarm.run.peer_context import Place
 
 NAME_CHARS_MIN: Final = 8  # of an invite: as `peer status --guests` shows it
 _LOOK_S: Final = 0.25

@@ -14,6 +14,7 @@ from swarm.gossip.pairing import PeerView
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.trainers.trainer import TrainResult
 from swarm.state.snapshots import SnapshotStore
 
 
@@ -39,20 +40,6 @@ class GossipRules:
     """alpha, beta, gamma."""
 
 
-@dataclass(frozen=True)
-class Trained:
-    """The result of a round's inner steps."""
-
-    steps: int
-    samples: int
-    loss: float
-    """Mean, nats a token."""
-    delta: torch.Tensor
-    """phi less the local weights, flat fp32, shape (P,), valid until the next call."""
-    skipped: int = 0
-    """The inner steps whose loss or gradient was NaN or infinite: they have changed nothing."""
-
-
 class GossipTrainer(Protocol):
     """Trains one replica."""
 
@@ -60,7 +47,7 @@ class GossipTrainer(Protocol):
     def speed(self) -> float:
         """Inner steps a second, 0 until measured."""
 
-    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
+    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> TrainResult:
         """Make `steps` inner steps from the weights last adopted, the first being number `first_step` of the run's
         schedule; fewer if `deadline_s` is over. Raises WorkerError if the compute worker failed,
         and Diverged if its steps have been of no use for several rounds."""

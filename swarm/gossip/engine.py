@@ -20,7 +20,7 @@ from peer.catalogue.rounds import CatchUpFailed, GossipAlone, GossipMet, PhaseEn
 from peer.errors import NetworkError, ProtocolViolation, WorkerError
 from peer.net.rpc import Call
 from swarm.gossip.coding import PairCoding, step_alone
-from swarm.gossip.context import GossipContext, GossipRules, Trained
+from swarm.gossip.context import GossipContext, GossipRules
 from swarm.gossip.exchange import PairExchange
 from swarm.gossip.matchmaking import Matchmaker
 from swarm.gossip.norm_check import NormCheck
@@ -31,6 +31,7 @@ from swarm.gossip.state_transfer import GossipStateServer
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
 from swarm.protocol.messages import HEAD_REPORT, AskHead, HeadReport
+from swarm.rounds.trainers.trainer import TrainResult
 
 TIMEOUT_MIN_S: Final = 3.0
 RETRY_S: Final = 1.0
@@ -110,7 +111,8 @@ class GossipEngine:
                 self.phase = "exchanging"
                 self._context.host.events.emit(PhaseEntered(round=self.replica.round + 1, phase="exchange"))
                 self._norm_check.begin(outgoing, work.steps)
-                exchange = await match.meet(self._partners, self._wait_s(), self._norm_check)
+                partners = lambda: candidates(self.others(), self.replica.round, (), self._random)  # noqa: E731
+                exchange = await match.meet(partners, self._wait_s(), self._norm_check)
             else:
                 work = None
         finally:
@@ -125,14 +127,14 @@ class GossipEngine:
         self._report(work, exchange, trio.current_time() - began, waited_s)
         await self._context.listener.stepped(self.head)
 
-    async def _train_and_publish(self) -> Trained | None:
+    async def _train_and_publish(self) -> TrainResult | None:
         self.phase = "training"
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._state_server.publish)  # the outer weights do not change while the worker trains
             work = await self._train()
         return work
 
-    async def _train(self) -> Trained | None:
+    async def _train(self) -> TrainResult | None:
         context, rules, replica = self._context, self._rules, self.replica
         speed = context.trainer.speed
         steps = steps_for(speed, self.others(), rules.steps)
@@ -149,39 +151,36 @@ class GossipEngine:
             return None
         return work if work.steps else None
 
-    async def _add_delta(self, outgoing: OutgoingUpdate, work: Trained) -> bool:
+    async def _add_delta(self, outgoing: OutgoingUpdate, work: TrainResult) -> bool:
         """Add the work to the outgoing update; return whether it can be exchanged."""
         try:
-            self._norm_check.norms.note_own(await outgoing.add_delta(work.delta))
+            self._norm_check.norms.own.append(await outgoing.add_delta(work.product))
         except ProtocolViolation as error:
             self._context.host.events.emit("update_unusable", round=self.replica.round, reason=str(error))
             return False
         return True
 
-    def _partners(self) -> list[str]:
-        return candidates(self.others(), self.replica.round, (), self._random)
-
     def _wait_s(self) -> float:
         """As long as this peer's own work takes: a peer as fast as this one is ready by then."""
         return max(TIMEOUT_MIN_S, self._rules.timeout_floor_s, median(self._compute_s))
 
-    async def _step(self, outgoing: OutgoingUpdate, work: Trained, exchange: PairExchange | None) -> None:
+    async def _step(self, outgoing: OutgoingUpdate, work: TrainResult, exchange: PairExchange | None) -> None:
         replica, constants, others = self.replica, self._rules.constants, self.others()
         with trio.CancelScope(shield=True):  # a save at the end finds the old state or the new one
             if exchange is None or exchange.theirs is None:
                 await outgoing.restore_residual()
-                await trio.to_thread.run_sync(step_alone, replica.theta, replica.move, work.delta, constants)
+                await trio.to_thread.run_sync(step_alone, replica.theta, replica.move, work.product, constants)
                 replica.round = round_after_alone(replica.round, others)
             else:
                 mine, theirs = await outgoing.message(), exchange.theirs
                 await trio.to_thread.run_sync(self._coding.step, replica.theta, replica.move, mine, theirs, constants)
-                exchange.forget()
+                exchange.theirs = None  # this peer's update can still be fetched
                 replica.round = round_after(replica.round, replica.round + exchange.terms.rounds_apart, others)
             replica.tokens += work.samples * self._rules.seq_len
             await trio.to_thread.run_sync(replica.rehash)
         self._context.trainer.adopt(replica.theta)
 
-    def _report(self, work: Trained, exchange: PairExchange | None, seconds: float, waited_s: float) -> None:
+    def _report(self, work: TrainResult, exchange: PairExchange | None, seconds: float, waited_s: float) -> None:
         compared = self._norm_check.compared if exchange is not None else None
         host = self._context.host
         told = (GossipAlone if exchange is None else GossipMet)(

@@ -82,10 +82,6 @@ class PairExchange:
         except BarnraiseError:
             return  # its own deadline ends it
 
-    def forget(self) -> None:
-        """Drop the partner's update, which has been used; this peer's can still be fetched."""
-        self.theirs = None
-
     # -- the partner's calls -------------------------------------------------------------------------------------------
 
     async def take_commitment(self, commit: msg.Commit) -> Packed:

@@ -15,14 +15,13 @@ from typing import Final
 
 import trio
 
-from peer.bounds import MEMBERS_MAX
+from peer.bounds import MEMBERS_MAX, Latest
 from peer.catalogue.groups import PeerPenalized
 from peer.errors import BarnraiseError, NetworkError, ProtocolViolation, RemoteError, RoundDiscarded
 from peer.events import EventLog
 from peer.net.host import Host
 from peer.net.method import Empty
 from peer.net.rpc import Buffer, Call
-from peer.net.strangers.recent import Recent
 from peer.notifier import Notifier
 from swarm.gossip import messages as msg
 from swarm.gossip.exchange import PairExchange, Terms
@@ -54,7 +53,7 @@ class Matchmaker:
         self._round = 0
         self._ready_at = 0.0
         self._exchange: PairExchange | None = None
-        self._recent = Recent[bytes, PairExchange](RECENT_MAX)
+        self._recent = Latest[bytes, PairExchange](RECENT_MAX)
         self._proposing_to: str | None = None
         self._engaged = Notifier()
         rpc = host.rpc

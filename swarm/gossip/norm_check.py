@@ -28,16 +28,10 @@ class NormHistory:
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
-        self._own: deque[float] = deque(maxlen=HISTORY)
-        self._distances: deque[float] = deque(maxlen=HISTORY)
-
-    def note_own(self, norm: float) -> None:
-        """Note the norm of this peer's own delta, one a round."""
-        self._own.append(norm)
-
-    def note_met(self, compared: Compared) -> None:
-        """Note an exchange whose update was accepted."""
-        self._distances.append(compared.distance)
+        self.own: deque[float] = deque(maxlen=HISTORY)
+        """Of this peer's own deltas, one a round."""
+        self.distances: deque[float] = deque(maxlen=HISTORY)
+        """Of the exchanges whose updates were accepted."""
 
     def check(self, compared: Compared, my_steps: int, rounds_apart: int) -> None:
         """Check a partner's update.
@@ -51,12 +45,12 @@ class NormHistory:
         if not compared.phi <= BAND * compared.my_phi or compared.phi * BAND < compared.my_phi:
             raise ProtocolViolation("the norm of the partner's weights is several times too large or too small")
         band = BAND * (1 + rounds_apart)
-        if self._own and compared.delta > band * max(self._own) * max(1.0, self._steps / max(1, my_steps)):
+        if self.own and compared.delta > band * max(self.own) * max(1.0, self._steps / max(1, my_steps)):
             raise ProtocolViolation("the norm of the partner's delta is several times too large")
-        if self._own and compared.delta * band * self._steps < min(self._own):  # it may have done one step
+        if self.own and compared.delta * band * self._steps < min(self.own):  # it may have done one step
             raise ProtocolViolation("the norm of the partner's delta is next to zero")
-        if len(self._distances) >= ENOUGH and self._own:
-            usual = max(median_low(self._distances), (1 + rounds_apart) * max(self._own))
+        if len(self.distances) >= ENOUGH and self.own:
+            usual = max(median_low(self.distances), (1 + rounds_apart) * max(self.own))
             if compared.distance > BAND * usual:
                 raise RoundDiscarded("the partner's weights are several times further away than earlier partners' were")
 
@@ -92,5 +86,5 @@ class NormCheck:
             self._far.add(exchange.terms.partner)
             raise
         self._far.clear()
-        self.norms.note_met(compared)
+        self.norms.distances.append(compared.distance)
         self.compared = compared

@@ -25,8 +25,7 @@ class OutgoingUpdate:
         self.delta_ready = trio.Event()
         """Set when the delta is ready, or when the update is closed without it."""
 
-    async def phi(self) -> Packed:
-        """Return phi, encoded. Raises ProtocolViolation if the weights do not fit the codec."""
+    async def _encoded_phi(self) -> Packed:
         async with self._packing:
             if self._phi is None:
                 if self._closed:
@@ -42,9 +41,10 @@ class OutgoingUpdate:
         return await trio.to_thread.run_sync(self.coding.delta_norm, self._delta)
 
     async def half(self, which: Half) -> Packed:
-        """Return one half, once it exists. Raises RoundDiscarded if it never will."""
+        """Return one half, once it exists. Raises RoundDiscarded if it never will, ProtocolViolation if the weights do
+        not fit the codec."""
         if which == "phi":
-            return await self.phi()
+            return await self._encoded_phi()
         await self.delta_ready.wait()
         if self._delta is None:
             raise RoundDiscarded("this peer has done no work in that round")

@@ -27,7 +27,7 @@ from peer.errors import ResourceError
 from peer.model.layout import init_flat
 from peer.worker.client import WorkerGroup
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import GossipContext, GossipRules, Trained
+from swarm.gossip.context import GossipContext, GossipRules
 from swarm.gossip.engine import GossipEngine
 from swarm.gossip.messages import SLICE_BYTES_MAX
 from swarm.gossip.pairing import PeerView
@@ -40,12 +40,13 @@ from swarm.protocol.ledger import Range
 from swarm.protocol.plan import Assignment
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.trainers.last_save import lost_round, save_or_wait
-from swarm.rounds.trainers.trainer import TrainRequest
+from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.trainers.upkeep import ReplicaUpkeep
 from swarm.rounds.trainers.worker_trainer import WorkerTrainer
 from swarm.run.manifest import Manifest
 from swarm.run.owners_pause import PAUSED, obey
 from swarm.run.peer_context import PeerContext
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 TELL_S: Final = REFRESH_S + 1.0  # in which the coordinator reads that this peer has made its last round
@@ -84,11 +85,10 @@ class _InnerSteps:
     def speed(self) -> float:
         return self._trainer.speed
 
-    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
+    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> TrainResult:
         round_info = RoundInfo(first_step // self._manifest.outer.steps + 1, first_step, self._rate(first_step))
         request = TrainRequest(Assignment(self._me, samples, steps), round_info, self._whole, 1, deadline_s)
-        work = await self._trainer.train(request)
-        return Trained(work.steps, work.samples, work.loss, work.product, self._trainer.trained.last.skipped)
+        return await self._trainer.train(request)
 
     def adopt(self, theta: torch.Tensor) -> None:
         self._trainer.adopt(theta, None)
@@ -114,7 +114,7 @@ class _GossipParticipant:
         self._trainer.adopt(replica.theta, None)
         self._upkeep = ReplicaUpkeep(self._trainer, self._save, host.events)
         snapshots = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX, events=host.events)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         numel = worker_group.layout.numel
         inner_steps = _InnerSteps(self._me, self._trainer, manifest, numel)
         timeouts = AdaptiveTimeouts(manifest.run.timeout_floor_s)

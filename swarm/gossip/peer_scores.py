@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from peer.bounds import Latest
 from peer.net.backoff import Backoff
-from peer.net.strangers.recent import Recent
 
 PAUSE_S: Final = 5.0
 PAUSE_MAX_S: Final = 600.0
@@ -28,7 +28,7 @@ class PeerScores:
         self._clock = clock
         self._failures = Backoff(PAUSE_S, PAUSE_MAX_S, peers_max=PEERS_MAX, clock=clock)
         self._barred = Backoff(MEMORY_S, MEMORY_S, factor=1, peers_max=PEERS_MAX, clock=clock)
-        self._penalties = Recent[str, deque[float]](PEERS_MAX)
+        self._penalties = Latest[str, deque[float]](PEERS_MAX)
 
     def failed(self, peer: str) -> None:
         """Note that the peer did not answer: avoid it for 5 s, then 10, 20 ... up to ten minutes."""

@@ -13,11 +13,11 @@ from typing import Annotated, Final, Literal
 import msgspec
 import trio
 
+from peer.bounds import Latest
 from peer.errors import BarnraiseError, ProtocolViolation
 from peer.net.address_book import closed_range
 from peer.net.host import Host
 from peer.net.rpc import Call, Method
-from peer.net.strangers.recent import Recent
 
 LOOK_S: Final = 60.0
 LOOK_AGAIN_S: Final = 5.0  # while nothing is known, or the peer cannot be dialled
@@ -52,7 +52,7 @@ DIAL_BACK: Final = Method("net.dial_back", DialBackRequest, DialBackReply, acces
 
 def serve_dial_back(host: Host) -> None:
     """Answer peers that ask whether they can be dialled."""
-    asked = Recent[str, float](ASKERS_MAX)
+    asked = Latest[str, float](ASKERS_MAX)
 
     async def answer(call: Call[DialBackRequest]) -> DialBackReply:
         now = trio.current_time()

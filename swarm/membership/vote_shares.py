@@ -7,7 +7,7 @@ head, also later, when it has left. Peers cannot distinguish one operator's mach
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import ip_network
 
 import msgspec
@@ -58,26 +58,19 @@ def vote_shares(
     if manifest.agreement_mode == "required":
         return []
 
-    def large(names: Iterable[str]) -> list[tuple[str, int, bool]]:
+    def large(names: Iterable[str], *, invites: bool) -> Iterator[VoteShare]:
         counted = Counter(names)
         is_only = len(counted) == 1 and not manifest.open
-        return [
-            (name, votes, is_only) for name, votes in counted.most_common() if votes > 1 and 2 * votes >= len(members)
-        ]
+        for name, votes in counted.most_common():
+            if votes > 1 and 2 * votes >= len(members):
+                invite, prefix = (name, "") if invites else ("", name)
+                yield VoteShare(
+                    invite=invite, prefix=prefix, votes=votes, members=len(members), stage=stage, is_only=is_only
+                )
 
-    invites = large(entry.sponsor.key for entry in head.sponsored if entry.peer in members)
-    places = large(prefix for peer, prefix in prefixes.items() if peer in members and _is_a_place(prefix))
-    shares = [
-        *(
-            VoteShare(invite=name, votes=votes, members=len(members), is_only=is_only)
-            for name, votes, is_only in invites
-        ),
-        *(
-            VoteShare(prefix=name, votes=votes, members=len(members), is_only=is_only)
-            for name, votes, is_only in places
-        ),
-    ]
-    return [msgspec.structs.replace(share, stage=stage) for share in shares]
+    keys = (entry.sponsor.key for entry in head.sponsored if entry.peer in members)
+    places = (prefix for peer, prefix in prefixes.items() if peer in members and _is_a_place(prefix))
+    return [*large(keys, invites=True), *large(places, invites=False)]
 
 
 def alarms(shares: Iterable[VoteShare]) -> list[VoteShare]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
+from peer.bounds import Latest
 from peer.catalogue.groups import PeerPenalized
 from peer.catalogue.happening import Happening
 from peer.catalogue.reading import Heard
 from peer.catalogue.rounds import PhaseEntered
 from peer.catalogue.stages import MoveFinished
-from peer.net.strangers.recent import Recent
 from swarm.status.time_histogram import TimeHistogram
 
 PHASES: Final = ("compute", "submit", "exchange", "vote")
@@ -28,7 +28,7 @@ class ToldCounts:
         """Of `MoveFinished` and `PeerPenalized`."""
         self.phases: dict[str, TimeHistogram] = {}
         """By phase; only those that were told."""
-        self._entered = Recent[str, tuple[int, str, float]](PEERS_MAX)  # by peer: round, phase and when
+        self._entered = Latest[str, tuple[int, str, float]](PEERS_MAX)  # by peer: round, phase and when
 
     def take(self, peer: str, heard: Heard) -> None:
         """Count an event. Those of before are told when the monitor begins, and count nothing."""

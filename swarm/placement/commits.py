@@ -2,36 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import msgspec
 import trio
 
 from peer.files import write_atomically
 from peer.identity import Identity
-from peer.net.host import Host
 from swarm.membership.proven_heads import ProvenHead
 from swarm.placement.stages import layout_of, open_store, state_bytes, vectors_of
 from swarm.protocol.agreement.proof import HeadProof
 from swarm.run.home import Home
-from swarm.run.manifest import Manifest
+from swarm.run.peer_context import Place
 from swarm.state.fetch import Fetched, fetch_state
 
 
-class RunPlace(Protocol):
-    """One machine of a run: a peer (`swarm.run.peer_context.PeerContext`) or its coordinator."""
-
-    @property
-    def host(self) -> Host: ...
-
-    @property
-    def home(self) -> Home: ...
-
-    @property
-    def manifest(self) -> Manifest: ...
-
-
-async def fetch_commit(place: RunPlace, stage: int, proven: ProvenHead) -> Fetched:
+async def fetch_commit(place: Place, stage: int, proven: ProvenHead) -> Fetched:
     """Fetch the state of a head from its holders, checked against its hash. Raises NetworkError, ResourceError."""
     manifest, host = place.manifest, place.host
     folder = place.home.stage(stage, manifest.stages)
@@ -48,7 +32,7 @@ async def fetch_commit(place: RunPlace, stage: int, proven: ProvenHead) -> Fetch
 
 
 async def save_commit(
-    place: RunPlace, stage: int, proven: ProvenHead, state: Fetched, owner: Identity | None = None
+    place: Place, stage: int, proven: ProvenHead, state: Fetched, owner: Identity | None = None
 ) -> bool:
     """Write a fetched state of `stage` to disk, as a replica of it does; return whether that went well. `owner`: whose
     home it is, if not the host's. Raises ResourceError if the folder cannot be written."""

@@ -80,13 +80,12 @@ class LoadView:
     @cached_property
     def speeds(self) -> list[float]:
         """The believed speed of each of `peers`: the usual one where none is known."""
-        usual, most = self.usual_speed, CLAIM_MAX * self.usual_speed
-        # The comparison is false for NaN too.
-        return [min(load.speed, most) if 0 < load.speed < SPEED_MAX else usual for load in self.peers]
+        return [self.speed(load) for load in self.peers]
 
     def speed(self, load: PeerLoad) -> float:
         """Return the believed speed of one record, which need not be in the view."""
         usual = self.usual_speed
+        # The comparison is false for NaN too.
         return min(load.speed, CLAIM_MAX * usual) if 0 < load.speed < SPEED_MAX else usual
 
     def in_flight(self, load: PeerLoad) -> bool:

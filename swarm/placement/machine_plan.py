@@ -131,7 +131,7 @@ def plan_for(
     fits = all(need.fits for need in needs)
     most = min(_group_most(work) for work in works)
     led = min(max_peers, most)
-    sent = max(_leader_bytes(work, led, pace.round_s) for work in works)
+    sent = max(leader_bytes(led, _bundles(work), pace.round_s, work.is_stage) for work in works) if led else 0.0
     return MachinePlan(
         parameters=parameters,
         device=machine.device,
@@ -175,10 +175,6 @@ def _group_most(work: Workload) -> int:
     if not work.exchange.is_common:
         return 0
     return peers_that_fit(_bundles(work), work.is_stage)
-
-
-def _leader_bytes(work: Workload, peers: int, round_s: float) -> float:
-    return leader_bytes(peers, _bundles(work), round_s, work.is_stage) if peers else 0.0
 
 
 def _bundles(work: Workload) -> int:

@@ -243,7 +243,7 @@ class GroupDriver:
     def _lets_in(self, peer: str) -> bool:
         """Return whether a request to join may reach the node."""
         let_in = self._newcomers.lets_in(peer, self.head)
-        for prefix, waiting in self._newcomers.newly_full().items():
+        for prefix, waiting in self._newcomers.cap.newly_full().items():
             most = self._options.per_prefix
             full = PrefixFull(round=self.head.round, prefix=prefix, waiting=waiting, most=most)
             self._tell(*full.stream_form())

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from peer.errors import InOtherGroup, RoundDiscarded
-from peer.net.method import Call, Empty
+from peer.net.method import Call, Empty, Method
 from peer.net.rpc import Buffer, Rpc
 from swarm.protocol.messages import (
     CONTRIBUTION,
@@ -20,6 +20,7 @@ from swarm.protocol.messages import (
     HeadReport,
     SliceOf,
 )
+from swarm.rounds.exchange.slice_exchange import SliceExchange
 from swarm.rounds.group_driver import GroupDriver
 from swarm.rounds.messages import AGREE, MessageBatch
 from swarm.rounds.replica_actor import ReplicaActor
@@ -58,49 +59,34 @@ def serve_heads(rpc: Rpc, drivers: Callable[[], Mapping[str, GroupDriver]]) -> N
     rpc.register(HEADS, on_ask_heads)
 
 
-class SliceHandlers:
-    """Takes and serves the slices of one replica's exchanges."""
+Expect = Callable[[SliceExchange, SliceOf, str, int], None]
+Take = Callable[[SliceExchange, SliceOf, str, memoryview], Awaitable[None]]
 
-    def __init__(self, rpc: Rpc, actor: ReplicaActor) -> None:
-        self._actor = actor
-        rpc.register(CONTRIBUTION, self._on_contribution, self._expect_contribution)
-        rpc.register(RELAY, self._on_relay, self._expect_relay)
-        rpc.register(RESULT, self._on_result, self._expect_result)
-        rpc.register(FETCH_RESULT, self._on_fetch)
 
-    async def _expect_contribution(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
-        exchange = await self._actor.exchange_named(asked.key, peer)
-        exchange.expect_contribution(asked, peer, size_bytes)
+def serve_slices(rpc: Rpc, actor: ReplicaActor) -> None:
+    """Take and serve the slices of one replica's exchanges."""
 
-    async def _expect_relay(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
-        exchange = await self._actor.exchange_named(asked.key, peer)
-        exchange.expect_relay(asked, peer, size_bytes)
+    def register(method: Method[SliceOf, Empty], expect: Expect, take: Take) -> None:
+        async def on_header(peer: str, asked: SliceOf, size_bytes: int) -> None:
+            expect(await actor.exchange_named(asked.key, peer), asked, peer, size_bytes)
 
-    async def _expect_result(self, peer: str, asked: SliceOf, size_bytes: int) -> None:
-        exchange = await self._actor.exchange_named(asked.key, peer)
-        exchange.expect_result(asked, peer, size_bytes)
+        async def on_slice(call: Call[SliceOf]) -> Empty:
+            await take(await actor.exchange_named(call.body.key, call.peer), call.body, call.peer, call.payload)
+            return Empty()
 
-    async def _on_contribution(self, call: Call[SliceOf]) -> Empty:
-        exchange = await self._actor.exchange_named(call.body.key, call.peer)
-        await exchange.take_contribution(call.body, call.peer, call.payload)
-        return Empty()
+        rpc.register(method, on_slice, on_header)
 
-    async def _on_relay(self, call: Call[SliceOf]) -> Empty:
-        exchange = await self._actor.exchange_named(call.body.key, call.peer)
-        await exchange.pass_on(call.body.index, call.peer, call.payload)
-        return Empty()
-
-    async def _on_result(self, call: Call[SliceOf]) -> Empty:
-        exchange = await self._actor.exchange_named(call.body.key, call.peer)
-        await exchange.take_result(call.body.index, call.payload)
-        return Empty()
-
-    async def _on_fetch(self, call: Call[SliceOf]) -> tuple[Empty, Buffer]:
+    async def on_fetch(call: Call[SliceOf]) -> tuple[Empty, Buffer]:
         key, index = call.body.key, call.body.index
-        exchange = self._actor.exchanges.get(key)
+        exchange = actor.exchanges.get(key)
         if exchange is not None and index in exchange.results:
             return Empty(), exchange.results[index][1]
-        part = self._actor.builder.part(key, index)
+        part = actor.builder.part(key, index)
         if part is None:
             raise RoundDiscarded("this peer does not have that result")
         return Empty(), part
+
+    register(CONTRIBUTION, SliceExchange.expect_contribution, SliceExchange.take_contribution)
+    register(RELAY, SliceExchange.expect_relay, SliceExchange.pass_on)
+    register(RESULT, SliceExchange.expect_result, SliceExchange.take_result)
+    rpc.register(FETCH_RESULT, on_fetch)

@@ -24,17 +24,13 @@ class NewcomerFilter:
 
     def __init__(self, host: Host, per_prefix: int) -> None:
         """`per_prefix`: members of one address prefix in a head at most."""
-        self._host, self._capped, self._cap = host, per_prefix < MEMBERS_MAX, PrefixCap(per_prefix)
+        self._host, self._capped, self.cap = host, per_prefix < MEMBERS_MAX, PrefixCap(per_prefix)
 
     def lets_in(self, peer: str, head: Head) -> bool:
         """Return whether a request of that peer counts after `head`."""
         if not self._capped:
             return True
-        return self._cap.lets_in(peer, self._prefix(peer), self._inside(head), trio.current_time())
-
-    def newly_full(self) -> dict[str, int]:
-        """Return the prefixes that have become full since the last call, and how many newcomers of each wait."""
-        return self._cap.newly_full()
+        return self.cap.lets_in(peer, self._prefix(peer), self._inside(head), trio.current_time())
 
     def _inside(self, head: Head) -> dict[str, str]:
         """Return the prefix of each member and learner that is seen now."""

@@ -17,8 +17,7 @@ import msgspec
 from blake3 import blake3
 
 from peer.decoding import MALFORMED
-from peer.errors import ResourceError
-from peer.files import fsync_path, make_folder, read_bounded
+from peer.files import fsync_path, make_folder, read_bounded, unwritable, write_at
 from swarm.protocol.agreement.records import BALLOT_KEY
 
 LOG_NAME: Final = "records.log"
@@ -66,16 +65,14 @@ class RecordFiles:
                 self._rewrite(b"".join(live.values()))
             self._live = live
         except OSError as error:
-            raise ResourceError(
-                f"cannot write {self._folder} ({error.strerror}): free some space or choose another --home"
-            ) from error
+            raise unwritable(self._folder, error) from error
 
     def _append(self, added: bytes) -> None:
         fd = os.open(self._path, os.O_RDWR)
         try:
             if os.fstat(fd).st_size != self._bytes:  # what an earlier write has left unfinished
                 os.ftruncate(fd, self._bytes)
-            _write_at(fd, added, self._bytes)
+            write_at(fd, memoryview(added), self._bytes)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -86,7 +83,7 @@ class RecordFiles:
         fresh = self._folder / f"{LOG_NAME}.new"
         fd = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            _write_at(fd, whole, 0)
+            write_at(fd, memoryview(whole), 0)
             os.fsync(fd)
         finally:
             os.close(fd)
@@ -119,10 +116,3 @@ def entries_in(log: bytes) -> Iterator[tuple[str, bytes, bytes]]:
         key, record = _ENTRY.decode(body)
         yield key, record, log[at:end]
         at = end
-
-
-def _write_at(fd: int, data: bytes, at: int) -> None:
-    view = memoryview(data)
-    while view:
-        written = os.pwrite(fd, view, at)
-        view, at = view[written:], at + written

@@ -18,9 +18,9 @@ from swarm.rounds.building import StateBuilder
 from swarm.rounds.context import RoundContext
 from swarm.rounds.fetched_states import FetchedStates
 from swarm.rounds.group_driver import NO_OPTIONS, DriverOptions, GroupDriver
-from swarm.rounds.handlers import SliceHandlers, serve_agreement, serve_heads
+from swarm.rounds.handlers import serve_agreement, serve_heads, serve_slices
 from swarm.rounds.records import RecordFiles
-from swarm.rounds.replica_actor import CommitListener, ReplicaActor
+from swarm.rounds.replica_actor import ReplicaActor
 from swarm.rounds.result_log import LoggedResult, ResultLog, path_between, reachable
 from swarm.rounds.trainers.trainer import Trainer
 from swarm.state.fetch import Fetched
@@ -54,14 +54,6 @@ class ReplicaDriver:
         head, plan = self.head, self.actor.training.plan
         learns = any(learner.member == self.me for learner in head.learners)
         return head.has(self.me) or learns or (plan is not None and plan.of(self.me) is not None)
-
-    def listen(self, listener: CommitListener) -> None:
-        """Notify this listener of each commit from now on."""
-        self.actor.listener = listener
-
-    def pause(self, paused: bool) -> None:
-        """As `GroupDriver.pause`."""
-        self.group.pause(paused)
 
     async def until_round(self, number: int) -> None:
         """Wait until this replica has committed that round, or a later one, and `listener.committed` has returned."""
@@ -107,7 +99,7 @@ async def restore_replica(
     coding = await trio.to_thread.run_sync(state.strategy.coding, round_info, state.tensors)
     builder.publish(group.head)
     actor = ReplicaActor(context, group.head, coding, builder, fetched, group)
-    SliceHandlers(host.rpc, actor)
+    serve_slices(host.rpc, actor)
     serve_agreement(host.rpc, lambda: {group.group: group})
     serve_heads(host.rpc, lambda: {group.group: group})
     return ReplicaDriver(group, actor, log, fetched)

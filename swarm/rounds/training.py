@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
 
 import trio
 
@@ -14,8 +13,6 @@ from swarm.protocol.head import Head
 from swarm.protocol.plan import WorkPlan
 from swarm.rounds.context import RoundContext
 from swarm.rounds.trainers.contribution import Contributor, EncodedUpdate
-
-_STOPPED: Final = "a new plan replaced it"
 
 
 class Training:
@@ -39,7 +36,7 @@ class Training:
                 self._context.trainer.finish_early()
             return
         if self.plan is not None:
-            self.stop(_STOPPED)
+            self.stop("a new plan replaced it")
         self.plan, self.began_at = plan, trio.current_time()
         self._scope, before = trio.CancelScope(), self._idle
         self._idle = trio.Event()
@@ -93,12 +90,9 @@ class Training:
                         self._contributor.restore_residual(update)
                     return
                 self.update = update
-                self._note(plan)
+                if context.schedule.synchronous:
+                    context.timeouts.note_batch(trio.current_time() - self.began_at)
                 context.events.emit(PhaseEntered(round=plan.round, phase="submit"))
                 self._feed(events.Submitted(signed, context.trainer.speed))
         finally:
             idle.set()
-
-    def _note(self, plan: WorkPlan) -> None:
-        if self._context.schedule.synchronous:
-            self._context.timeouts.note_batch(trio.current_time() - self.began_at)

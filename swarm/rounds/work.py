@@ -49,8 +49,8 @@ def work_of(
     signer = KeySigner(Identity.generate())  # it signs nothing
     return Work(
         schedule=schedule,
-        slices_of=lambda head: schedule.bundles(strategy.slices(schedule.round_info(head))).count,
-        exchange_s_of=exchange_s,
+        slices=lambda head: schedule.bundles(strategy.slices(schedule.round_info(head))).count,
+        exchange_s=exchange_s,
         bytes_of=bytes_of,
         weights_of=weights,
         timeout_of=timeout,

@@ -25,13 +25,12 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from peer.bounds import MEMBERS_MAX
+from peer.bounds import MEMBERS_MAX, Latest
 from peer.decoding import MALFORMED
 from peer.errors import BarnraiseError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, public_key_of, sign_bytes, verify_bytes
 from peer.net.method import Empty
 from peer.net.rpc import Call, Method, Rpc
-from peer.net.strangers.recent import Recent
 from swarm.run.ban_list import BANS_BYTES_MAX, BanList, Serial, open_bans
 from swarm.run.credentials import Chain, Rights, judge
 from swarm.run.guests import GuestBook
@@ -132,7 +131,7 @@ class Gate:
         self._signed_bans: Signed | None = None
         self._kept: frozenset[bytes] = frozenset()  # the guests of withdrawn invites that the authority's list names
         self._chains: dict[str, Chain] = {}
-        self._challenges = Recent[str, _Challenge](CHALLENGES_MAX)
+        self._challenges = Latest[str, _Challenge](CHALLENGES_MAX)
         judge(manifest, chain, identity.peer_id, clock())
         self._admissions.guard()
         has_heads = isinstance(manifest, Manifest) and manifest.outer.has_common_state

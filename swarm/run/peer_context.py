@@ -54,13 +54,19 @@ class JoinConfig:
 
 
 @dataclass(frozen=True)
-class PeerContext:
+class Place:
+    """One machine of a run: a peer or its coordinator."""
+
+    host: Host
+    home: Home
+    manifest: Manifest
+
+
+@dataclass(frozen=True)
+class PeerContext(Place):
     """Resources open on one machine for a run, from joining to leaving."""
 
     config: JoinConfig
-    home: Home
-    manifest: Manifest
-    host: Host
     gate: Gate
     node: Node
     pause: OwnersPause

@@ -208,7 +208,7 @@ class ChunkFetch:
         while True:
             ask = scheduler.take(donor, self.donors.values())
             if ask is None:
-                await scheduler.wait_change(_POLL_S)
+                await scheduler.changed.wait(_POLL_S)
                 continue
             pause_s = 0.0
             try:

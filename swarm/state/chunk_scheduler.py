@@ -92,13 +92,14 @@ class ChunkScheduler:
     def __init__(self, tree: StateTree, missing: Iterable[int], clock: Callable[[], float] = trio.current_time) -> None:
         self.tree = tree
         self.finished = trio.Event()
+        self.changed = Notifier()
+        """Notified when a chunk is done or waits again."""
         self._clock = clock
         self._waiting = deque(sorted(missing))
         self._total = len(self._waiting)
         self._asked: dict[int, list[Ask]] = {}
         self._opened_at = clock()
         self._typical_s: float | None = None
-        self._change = Notifier()
         self._finish_if_done()
 
     def take(self, donor: Donor, donors: Iterable[Donor]) -> Ask | None:
@@ -126,7 +127,7 @@ class ChunkScheduler:
             if rival is not ask:
                 rival.scope.cancel()
         self._finish_if_done()
-        self._announce()
+        self.changed.notify()
 
     def settle(self, ask: Ask) -> None:
         """Note the end of a call. Unless its chunk was delivered or is asked for elsewhere, the chunk waits again."""
@@ -137,11 +138,7 @@ class ChunkScheduler:
             if not rivals:
                 del self._asked[ask.index]
                 self._waiting.appendleft(ask.index)
-                self._announce()
-
-    async def wait_change(self, timeout_s: float) -> None:
-        """Wait until a chunk is done or waits again, at most `timeout_s`."""
-        await self._change.wait(timeout_s)
+                self.changed.notify()
 
     def _next(self, donor: Donor, active: list[Donor]) -> int | None:
         if not self._waiting:
@@ -175,9 +172,6 @@ class ChunkScheduler:
     def _finish_if_done(self) -> None:
         if not self._waiting and not self._asked:
             self.finished.set()
-
-    def _announce(self) -> None:
-        self._change.notify()
 
 
 def _smooth(old: float | None, new: float) -> float:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import ResourceError
-from peer.files import fsync_path, is_full, make_folder
+from peer.files import fsync_path, is_full, make_folder, write_at
 from swarm.state.ranges import ByteRange, chunks_of, spans_of
 
 _OPTION: Final = "with --home (of an export: --out)"
@@ -67,9 +67,7 @@ class PartFile:
             return False
         offset, _ = tree.span(index)
         try:
-            while data.nbytes:
-                written = os.pwrite(self._fd, data, offset)
-                data, offset = data[written:], offset + written
+            write_at(self._fd, data, offset)
         except OSError as error:
             raise self._refused(error) from error
         return True

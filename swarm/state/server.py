@@ -1,4 +1,4 @@
-"""Several states served by one peer, as by the coordinator: every stage's initial weights."""
+"""The states that one peer serves: of its group, and by the coordinator every stage's initial weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def serve_snapshots(rpc: Rpc, stores: Sequence[SnapshotStore]) -> None:
     methods = StateMethods.of(max(s.size_bytes for s in stores), max(s.part_bytes_max for s in stores))
 
     def holding(state_hash: bytes) -> SnapshotStore:
-        return next((store for store in stores if state_hash in store.state_hashes), stores[0])
+        return next((store for store in stores if store.serves(state_hash)), stores[0])
 
     async def hashes(call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
         return await holding(call.body.state_hash).send_hashes(call)

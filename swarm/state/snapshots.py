@@ -22,9 +22,9 @@ from peer.checkpoint.hash_tree import StateBytes, StateTree
 from peer.errors import ProtocolViolation
 from peer.events import EventLog
 from peer.footprint import kept
-from peer.net.rpc import Buffer, Call, Rpc
+from peer.net.rpc import Buffer, Call
 from swarm.state.leases import Lease, LeaseClock
-from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateMethods, StateReply
+from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateReply
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 
 ASKED_S: Final = 60.0  # after a joiner has asked, states are kept for as long without readers, too
@@ -53,7 +53,7 @@ class _Result:
 
 @dataclass
 class SnapshotStore:
-    """Recent states and results. `publish` at every commit, `serve` once: in any threads.
+    """Recent states and results. `publish` at every commit, in any thread; `swarm.state.server` serves it.
 
     `events` reports readers that lose their snapshot to a newer one."""
 
@@ -124,13 +124,6 @@ class SnapshotStore:
         while len(self._results) > limits.results and (held > most_bytes or len(self._results) > limits.results_max):
             held -= self._results.popitem(last=False)[1].size_bytes
 
-    def serve(self, rpc: Rpc) -> None:
-        """Answer joiners from now on."""
-        methods = StateMethods.of(self.size_bytes, self.part_bytes_max)
-        rpc.register(methods.hashes, self.send_hashes)
-        rpc.register(methods.chunk, self.send_chunk)
-        rpc.register(methods.result, self.send_result)
-
     @contextmanager
     def stepping_back(self) -> Iterator[None]:
         """Give joiners only a small share of the link inside the block: the round comes first. Blocks may overlap."""
@@ -148,6 +141,10 @@ class SnapshotStore:
         """The states that a joiner can get here now."""
         with self._lock:
             return tuple(s.tree.root for s in self._snapshots)
+
+    def serves(self, state_hash: bytes) -> bool:
+        """Return whether a joiner can get that state here now."""
+        return state_hash in self.state_hashes
 
     def _find(self, state_hash: bytes) -> _Snapshot | None:
         return next((s for s in self._snapshots if s.tree.root == state_hash), None)

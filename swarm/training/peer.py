@@ -68,7 +68,7 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
             manifest = peer.run.manifest
             pause = OwnersPause(peer.host.events, home.paused, condition_of(config.pause_when))
             pause.look()
-            context = PeerContext(config, home, manifest, peer.host, peer.run.gate, peer.node, pause)
+            context = PeerContext(peer.host, home, manifest, config, peer.run.gate, peer.node, pause)
             if await comes_too_late(context):
                 return
             check_join(config, manifest)

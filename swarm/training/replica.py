@@ -88,7 +88,7 @@ async def _restore_driver(
     timeout = work_timeout(schedule, timeouts, lambda: trainer.speed)
     exchange_s = lambda head: timeouts.exchange_s(timeouts.exchange_bytes)  # noqa: E731
     work = work_of(state.strategy, schedule, exchange_s, timeout, before, lambda head: timeouts.update_bytes)
-    work = replace(work, sponsors_of=sponsors_of(manifest))
+    work = replace(work, sponsors=sponsors_of(manifest))
     proof = await trio.to_thread.run_sync(saved_proof, checkpoint.home)
     options = DriverOptions(per_prefix=manifest.run.members_per_prefix, proof=proof)
     return await restore_replica(replica, config, work, lambda: list(group_of(manifest, stage, known)), options)
@@ -127,7 +127,7 @@ class StageReplica:
         self._round_began = trio.current_time()
         self._adopted = b""
         self._committed = Notifier()
-        driver.listen(self)
+        driver.actor.listener = self
 
     def adopt(self) -> None:
         """Train from what the disk holds."""
@@ -145,7 +145,7 @@ class StageReplica:
                 tasks.start_soon(self.trainer.run)
                 tasks.start_soon(self.driver.run)
                 if isinstance(self.trainer, WorkerTrainer):  # a replica of a stage is closed by `PeerLifecycle`
-                    tasks.start_soon(obey, self._pause, self.trainer, self.driver.pause)
+                    tasks.start_soon(obey, self._pause, self.trainer, self.driver.group.pause)
                 if self._backup is not None:
                     tasks.start_soon(self._backup.run)
                 if not rounds:

@@ -17,13 +17,12 @@ from dht.protocol import (
     FetchRequest,
     FindReply,
     FindRequest,
-    LeaveReply,
     LeaveRequest,
 )
 from dht.records import OversizeRecord, WrongSchema, WrongSigner
 from peer.errors import DialError
 from peer.identity import Identity
-from peer.net.method import Call, Method
+from peer.net.method import Call, Empty, Method
 from tests.dht.support.local_swarm import BRISK, CARDS, RUN, Card, bare_host, local_swarm
 
 
@@ -120,9 +119,9 @@ async def test_a_node_asks_no_peer_after_its_goodbye(monkeypatch: pytest.MonkeyP
             said.append(method.name)
             return await call(peer, method, *rest, **options)
 
-        async def mute(call: Call[LeaveRequest]) -> LeaveReply:
+        async def mute(call: Call[LeaveRequest]) -> Empty:
             await trio.sleep_forever()
-            return LeaveReply()
+            return Empty()
 
         monkeypatch.setattr(leaves.host.rpc, "call", noted)
         monkeypatch.delitem(stays.host.rpc.server._methods, LEAVE.name)

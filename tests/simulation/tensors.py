@@ -28,8 +28,8 @@ SCHEDULE = RoundSchedule(
 )
 WORK = Work(
     SCHEDULE,
-    slices_of=lambda head: SLICES,
-    exchange_s_of=lambda head: 4.0,
+    slices=lambda head: SLICES,
+    exchange_s=lambda head: 4.0,
     bytes_of=lambda head: (UPDATE_BYTES, UPDATE_BYTES),
 )
 MICRO_BATCH = 4
@@ -127,4 +127,4 @@ def work_of(setup: Setup) -> Work:
             stages=2,
             micro_batch=MICRO_BATCH,
         )
-    return replace(WORK, schedule=schedule, sponsors_of=setup.sponsors_of, is_known_of=setup.is_known)
+    return replace(WORK, schedule=schedule, sponsors=setup.sponsors_of, is_known=setup.is_known)

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 import trio
 
+from peer.bounds import Latest
 from peer.catalogue.machine import LanUnusable
 from peer.errors import DialError, NetworkError
 from peer.net.backoff import Backoff
@@ -21,7 +22,6 @@ from peer.net.host import Host
 from peer.net.lan.announcement import announced_peer, dialled, instance_name, local_addresses
 from peer.net.lan.responder import MulticastResponder
 from peer.net.strangers.claims import UnprovenDials
-from peer.net.strangers.recent import Recent
 from peer.notifier import beside_block
 
 PEERS_MAX: Final = 64
@@ -43,7 +43,7 @@ class Lan:
         self._run_id = run_id
         self._tell, self.met = trio.open_memory_channel[str](PEERS_MAX)
         """Receives each peer that was announced here once it is connected."""
-        self._known = Recent[str, None](PEERS_MAX)
+        self._known = Latest[str, None](PEERS_MAX)
         self._told = set[str]()
         self._news = trio.Event()
         self._retries = Backoff(*_RETRY_S, jitter=0.2, peers_max=PEERS_MAX)

@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 import trio
 from libp2p.peer.id import ID
 
+from peer.bounds import Latest
 from peer.net.admissions import Admissions
-from peer.net.strangers.recent import Recent
 from peer.net.strangers.shares import address_group
 
 PEER_CALLS: Final = (24, 8.0)  # at once, and a second on average; here and below
@@ -74,7 +74,7 @@ class Allowance:
         self._burst = burst
         self._per_s = per_s
         self._clock = clock
-        self._left = Recent[str, tuple[float, float]](KEYS_MAX)  # key -> (left, at that time)
+        self._left = Latest[str, tuple[float, float]](KEYS_MAX)  # key -> (left, at that time)
 
     def __len__(self) -> int:
         return len(self._left)

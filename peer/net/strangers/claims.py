@@ -9,9 +9,9 @@ from typing import Final
 
 import trio
 
+from peer.bounds import Latest
 from peer.errors import DialError
 from peer.net.backoff import PEERS_MAX, Backoff
-from peer.net.strangers.recent import Recent
 
 CLOSED_S: Final = 60.0  # no claimed address of an IP is dialled for so long after one was not its claimant's
 PORT_CLOSED_MIN_S: Final = 1.0
@@ -35,9 +35,9 @@ class UnprovenDials:
         self._closed = Backoff(CLOSED_S, CLOSED_S, factor=1)
         self._closed_ports = Backoff(PORT_CLOSED_MIN_S, CLOSED_S)
         self._failures: deque[float] = deque()
-        self._failures_at = Recent[str, deque[float]](PEERS_MAX)
+        self._failures_at = Latest[str, deque[float]](PEERS_MAX)
         self._dialling: dict[str, trio.Lock] = {}
-        self._found = Recent[tuple[str, str], None](FOUND_MAX)
+        self._found = Latest[tuple[str, str], None](FOUND_MAX)
 
     def note_found(self, peer: str, address: str) -> None:
         """Note that a dial has found a peer at an address: further ones disturb no third party."""

@@ -13,12 +13,12 @@ from typing import Final
 
 import trio
 
+from peer.bounds import Latest
 from peer.errors import BarnraiseError
 from peer.identity import Signed, open_body, sign_body
 from peer.net.host import Host
 from peer.net.method import Call
 from peer.net.rpc import ask_each
-from peer.net.strangers.recent import Recent
 from swarm.pipeline.messages import RECEIPT, AskReceipt, Receipt
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, contains, union
@@ -44,8 +44,8 @@ class ReceiptBook:
 
     def __init__(self, host: Host, stage: int, micro_batch: int, prove: ProveHead) -> None:
         self._host, self._stage, self._micro_batch, self._prove = host, stage, micro_batch, prove
-        self._taken = Recent[int, str](KEPT)  # whose gradient came last, by first sample
-        self._senders = Recent[int, str](KEPT)  # whose micro-batch was counted, by first sample
+        self._taken = Latest[int, str](KEPT)  # whose gradient came last, by first sample
+        self._senders = Latest[int, str](KEPT)  # whose micro-batch was counted, by first sample
 
     def took(self, samples: Range, peer: str) -> None:
         """Note that the gradient of a micro-batch came from this peer of the next stage."""

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 
+from peer.bounds import Latest
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement import records as disk
@@ -59,7 +60,8 @@ class Chain:
         self._goal = b""  # the last of these
         self._boots: dict[int, int] = {}  # of its term, and of those beyond, as first seen
         self._fetching = b""
-        self._failed: dict[bytes, tuple[int, float]] = {}  # states that no peer brought: how often, when to ask again
+        # States that no peer brought: how often, when to ask again.
+        self._failed: Latest[bytes, tuple[int, float]] = Latest(FAILED_MAX)
 
     # -- start ---------------------------------------------------------------------------------------------------------
 
@@ -106,8 +108,6 @@ class Chain:
             self._fetching = b""
             failures = self._failed.pop(state_hash, (0, 0.0))[0] + 1
             if not ok:
-                while len(self._failed) >= FAILED_MAX:
-                    del self._failed[next(iter(self._failed))]
                 again_at = self._context.now + self._context.config.poll_s * min(failures, 8)
                 self._failed[state_hash] = (failures, again_at)
 

@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from peer.bounds import Latest
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement.config import AgreementConfig
@@ -54,7 +55,7 @@ class StageProofs:
     def __init__(self, groups: Mapping[int, AgreementConfig], signer: Signer) -> None:
         self._checkers = {stage: ProofChecker(config, signer) for stage, config in groups.items()}
         self._signer = signer
-        self._checked: dict[tuple[int, tuple[ChainLink, ...]], Head] = {}
+        self._checked: Latest[tuple[int, tuple[ChainLink, ...]], Head] = Latest(PROOFS_KEPT)
 
     def head(self, stage: int, links: tuple[ChainLink, ...]) -> Head:
         """Return the head of that stage which the links prove. Raises `ProtocolViolation`."""
@@ -63,8 +64,6 @@ class StageProofs:
             if not links or stage not in self._checkers:
                 raise ProtocolViolation("an empty proof, or one of a stage whose heads do not count here")
             self._checkers[stage].check(links[-1].head, links)
-            while len(self._checked) >= PROOFS_KEPT:
-                del self._checked[next(iter(self._checked))]
             self._checked[name] = links[-1].head
         return self._checked[name]
 

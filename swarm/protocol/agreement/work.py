@@ -76,26 +76,33 @@ class Settlement:
 
 @dataclass(frozen=True)
 class Work:
-    """The rules of one method and run, which are pure; those that raise, raise `ProtocolViolation`. `slices_of`,
-    `exchange_s_of` and `bytes_of` (of a whole update, and of its result) depend on how updates are coded, which is
+    """The rules of one method and run, which are pure; those that raise, raise `ProtocolViolation`. `slices`,
+    `exchange_s` and `bytes_of` (of a whole update, and of its result) depend on how updates are coded, which is
     not."""
 
     schedule: RoundSchedule
-    slices_of: Callable[[Head], int]
-    exchange_s_of: Callable[[Head], float]
+    slices: Callable[[Head], int]
+    """The number of slices of an update in the round after a head."""
+    exchange_s: Callable[[Head], float]
+    """The seconds that an exchange may take."""
     bytes_of: Callable[[Head], tuple[float, float]] = unknown_bytes
     weights_of: Weights = equal_weights
-    sponsors_of: Callable[[JoinBody, str], tuple[Sponsor, ...] | None] = admit_all
-    fast_forward_of: Callable[[Head], Head] = stay
-    may_begin_of: Callable[[int], bool] | None = None
-    is_over_of: Callable[[], bool] | None = None
-    is_known_of: Callable[[str], bool] | None = None
+    sponsors: Callable[[JoinBody, str], tuple[Sponsor, ...] | None] = admit_all
+    """Who vouches for the peer that signed a request, its second argument; None if the run does not admit it. Nothing
+    but the request decides that, neither the time nor a list of bans, since all voters must judge alike."""
+    fast_forward: Callable[[Head], Head] = stay
+    """The head from which the coordinator begins a new term: the same state, brought to the position of a pipeline's
+    other stages. Only the coordinator asks this and the next three, which follows all stages."""
+    may_begin: Callable[[int], bool | None] = lambda waiting: None
+    """Whether the group may begin with as many waiting peers, as a stage of a pipeline whose groups begin together;
+    None if that is only a matter of the configured `min_peers`."""
+    is_over: Callable[[], bool | None] = lambda: None
+    """Whether all groups of the run have made their last commit, so that none needs a quorum any more; None if the run
+    has no other group."""
+    is_known: Callable[[str], bool] = lambda peer: False
+    """Whether a peer is a member of another group of the run."""
     timeout_of: WorkTimeout = until_deadline
     stages: OtherStages = NO_STAGES
-
-    def slices(self, head: Head) -> int:
-        """Return the number of slices of an update in the round after `head`."""
-        return self.slices_of(head)
 
     def plan(
         self, head: Head, attempt: int, told: Mapping[Member, Measurements], reset: Collection[Member]
@@ -129,29 +136,13 @@ class Work:
         """Return whether members divide a fixed batch, which is incomplete without the part of each."""
         return self.schedule.shared
 
-    def may_begin(self, waiting: int) -> bool | None:
-        """Return whether the group may begin with the peers that wait for it, as a stage of a pipeline whose groups
-        begin together; None if that is only a matter of the configured `min_peers`. Only the coordinator asks, which
-        follows all stages."""
-        return self.may_begin_of(waiting) if self.may_begin_of is not None else None
-
-    def is_over(self) -> bool | None:
-        """Return whether all groups of the run have made their last commit, so that none needs a quorum any more; None
-        if the run has no other group. Only the coordinator asks, which follows all stages."""
-        return self.is_over_of() if self.is_over_of is not None else None
-
-    def is_known(self, peer: str) -> bool:
-        """Return whether a peer is a member of another group of the run. Only the coordinator asks, which follows all
-        stages."""
-        return self.is_known_of is not None and self.is_known_of(peer)
-
     def check_plan(self, plan: WorkPlan, head: Head) -> None:
         """Raise `ProtocolViolation` if the plan does not follow from the head."""
         check_plan(plan, head, self.schedule)
 
     def check_contribution(self, body: Contribution, plan: WorkPlan, head: Head) -> None:
         """Raise `ProtocolViolation` if the contribution claims what its plan does not allow."""
-        check_contribution(body, plan, self.slices_of(head), head, self.schedule)
+        check_contribution(body, plan, self.slices(head), head, self.schedule)
         if body.first_stage and self.stages.head(0, body.first_stage).round < self.schedule.rounds:
             raise ProtocolViolation("a contribution proves a head of the first stage that is not its last")
         if body.stage_before:
@@ -235,21 +226,7 @@ class Work:
         factor = 1.0 if self.schedule.stage else FINISH_EARLY_FACTOR
         return factor * median(took_s) + FINISH_EARLY_SLACK_S
 
-    def exchange_s(self, head: Head) -> float:
-        """Return the seconds that an exchange may take."""
-        return self.exchange_s_of(head)
-
     def timeout_s(self, head: Head, plan: WorkPlan, rotations: int) -> float:
         """Return the seconds that a leader has for the work of a plan, at most until its deadline. `rotations`: how
         often all live members have led in vain after this head."""
         return min(plan.deadline_s, self.timeout_of(head, plan, rotations))
-
-    def fast_forward(self, head: Head) -> Head:
-        """Return the head from which the coordinator begins a new term after `head`: the same state, brought to the
-        position of a pipeline's other stages. Only the coordinator asks, which follows all stages."""
-        return self.fast_forward_of(head)
-
-    def sponsors(self, join: JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
-        """Return who vouches for the peer that signed this request; None if the run does not admit it. Nothing but the
-        request decides that, neither the time nor a list of bans, since all voters must judge alike."""
-        return self.sponsors_of(join, signer)

@@ -18,12 +18,12 @@ import msgspec
 import trio
 from blake3 import blake3
 
+from peer.bounds import Latest
 from peer.errors import BarnraiseError, ProtocolViolation, RoundDiscarded
 from peer.footprint.kept import AUDITED
 from peer.identity import sign_body
 from peer.net.method import Call, Empty
 from peer.net.rpc import Buffer
-from peer.net.strangers.recent import Recent
 from peer.notifier import Notifier
 from swarm.protocol.head import Head
 from swarm.protocol.messages import ACCUSE, SHOW, ShownSlice, SliceOf
@@ -55,7 +55,7 @@ class Audits:
     def __init__(self, context: RoundContext, leave_out: Callable[[str, str], None]) -> None:
         """`leave_out(peer, reason)` ends all dealings of this replica's group with a peer."""
         self._context, self._leave_out = context, leave_out
-        self._commits = Recent[bytes, _Committed](AUDITED)
+        self._commits = Latest[bytes, _Committed](AUDITED)
         self._remembered = Notifier()
         self._unshown: Counter[str] = Counter()
         self._accusers: set[str] = set()  # whose accusation is being judged

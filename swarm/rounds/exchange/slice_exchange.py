@@ -287,10 +287,10 @@ class SliceExchange:
         if size_bytes != self.order.coding.message_bytes(named.index):
             raise ProtocolViolation(f"a slice of {size_bytes} bytes has the wrong size")
 
-    async def pass_on(self, index: int, peer: str, data: memoryview) -> None:
+    async def pass_on(self, asked: SliceOf, peer: str, data: memoryview) -> None:
         """Send a contributor's slice to its owner. Raise `ProtocolViolation` unless it is what the peer committed to:
         the owner would take it for this peer's fault. Raises `NetworkError` if the owner is not reached from here."""
-        body = self._relayed(index, peer)
+        index, body = asked.index, self._relayed(asked.index, peer)
         if await off_the_loop(_hash, data) != self._slices.hash_of(self._bundles, index, body):
             raise ProtocolViolation("a slice differs from the hash its sender committed to")
         owner, named = self.owners[index], SliceOf(self.order.key, index, peer, self.list_of(index, body))
@@ -319,11 +319,11 @@ class SliceExchange:
             raise RoundError("that result has arrived: send the next")
         self._context.links.receiving(peer, named.flows)
 
-    async def take_result(self, index: int, data: memoryview) -> None:
+    async def take_result(self, named: SliceOf, peer: str, data: memoryview) -> None:
         """Keep a merged slice from its owner."""
         name = await off_the_loop(_hash, data)
-        if index not in self.results:
-            self._keep(index, name, data)
+        if named.index not in self.results:
+            self._keep(named.index, name, data)
 
     def _missing(self) -> tuple[str, ...]:
         """Return the contributors whose slices this peer, as an owner, still waits for."""

@@ -40,6 +40,8 @@ class TrainResult:
     """The proof that their signers are in the stage before."""
     first_stage: StageProof = ()
     """In the last round of a later stage: what proves the first stage's last head."""
+    skipped: int = 0
+    """Of a peer alone: the inner steps whose loss or gradient was NaN or infinite, which have changed nothing."""
 
 
 @dataclass(frozen=True)

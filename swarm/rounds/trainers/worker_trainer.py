@@ -111,7 +111,8 @@ class WorkerTrainer:
             options,
         )
         self._note_round(request, result, result.loss)
-        return TrainResult(result.steps, result.sequences, result.loss, self._delta(request.places))
+        product = self._delta(request.places)
+        return TrainResult(result.steps, result.sequences, result.loss, product, skipped=result.skipped)
 
     async def validate(self) -> None:
         """Measure the held-out loss if it is asked for. A worker failure costs only the number."""

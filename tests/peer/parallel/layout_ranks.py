@@ -76,6 +76,12 @@ def shared(file: Path, numel: int, dtype: torch.dtype = torch.float32) -> torch.
     return torch.from_file(str(file), shared=True, size=numel, dtype=dtype)
 
 
+def backward(model: RankModel, tokens: torch.Tensor, rows_at_once: int | None = None) -> tuple[float, float]:
+    """Leave the gradient in the model; return the mean loss and the gradient's norm, the same at all ranks."""
+    (loss,) = model.ranks.sum((model.add_up(tokens, rows_at_once),))
+    return loss, model.sum_gradients()
+
+
 def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return what the ranks have exported and found, each flat vector as one."""
     config = MODELS[name]
@@ -91,7 +97,7 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     def export(what: str) -> torch.Tensor:
         out = shared(folder / f"{what}.bin", layout.numel).fill_(torch.nan)
         ranks.sum((0.0,))  # all have cleared it
-        model.export_to(out)
+        model.pieces.write(model.weights, out)
         keep(what, out)
         return out
 
@@ -99,8 +105,8 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     export("imported")
     figures = []
     for step in range(STEPS):
-        validation = model.loss(batch(step))
-        figures.append((*model.backward(batch(step), rows_at_once=2), validation))
+        (validation,) = ranks.sum((model.share_of_loss(batch(step)),))
+        figures.append((*backward(model, batch(step), rows_at_once=2), validation))
         model.weights.sub_(model.gradient, alpha=RATE)
     stepped = export("stepped")
     kept = model.weights.clone()
@@ -115,7 +121,7 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     optimizer.save(saved)
     keep("state", saved)
     model.import_from(flat)
-    model.backward(batch(0))
+    backward(model, batch(0))
     optimizer.optimizer.step(model.weights, model.gradient)
     export("adam")
     found["figures"] = torch.tensor(figures, dtype=torch.float64)
@@ -123,7 +129,7 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     if name == NARROW and ranks.layout.shard > 1:  # which casts in its own way
         narrow = RankModel(config, ranks, bf16=True)
         narrow.import_from(flat)
-        narrow.backward(batch(0))
+        backward(narrow, batch(0))
         model.weights.copy_(narrow.gradient)
         export("bf16")
     return found

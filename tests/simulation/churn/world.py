@@ -27,7 +27,7 @@ HEADS_KEPT: Final = 2 * LINKS_KEPT  # and more than are committed while any mach
 NOTES_KEPT: Final = 2000
 
 WORK: Final = Work(
-    replace(SCHEDULE, compute_s_max=COMPUTE_MAX_S), slices_of=lambda head: SLICES, exchange_s_of=lambda head: 4.0
+    replace(SCHEDULE, compute_s_max=COMPUTE_MAX_S), slices=lambda head: SLICES, exchange_s=lambda head: 4.0
 )
 
 

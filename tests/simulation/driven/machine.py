@@ -33,6 +33,7 @@ from swarm.rounds.trainers.contribution import Contributor, EncodedUpdate
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.simulation.driven.disk import PeerDisk
 from tests.simulation.driven.lying_slices import SliceLiar
@@ -197,13 +198,13 @@ class DrivenMachine:
     async def _train(self, host: Any) -> None:
         self.state = OuterState.in_memory(first_state(), diloco(NUMEL, CODEC))
         snapshots = SnapshotStore(self.state.size_bytes, SNAPSHOT_BYTES)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         timeouts = AdaptiveTimeouts()
         parts = RoundContext(host, self.state, snapshots, self, self._schedule, timeouts, self.disk.root)
         timeout = work_timeout(self._schedule, timeouts, lambda: self.speed)
         work = work_of(self.state.strategy, self._schedule, lambda head: 4.0, timeout)
         self.replica = replica = await restore_replica(parts, self.config, work, self._known)
-        replica.listen(self)
+        replica.actor.listener = self
         perform = replica.actor.perform
 
         async def performed(action: actions.Action, tasks: trio.Nursery) -> None:

@@ -63,7 +63,7 @@ async def come_back(home: Path, manifest: Manifest) -> AsyncIterator[tuple[Local
         async with open_host(identity=Identity.load_or_create(Home(home).identity), events=log) as host:
             config = JoinConfig(home, Invite(manifest.run_id, manifest.authority, ()), state="disk")
             none = cast(Any, None)
-            context = PeerContext(config, Home(home), manifest, host, none, none, OwnersPause(log, home / "paused"))
+            context = PeerContext(host, Home(home), manifest, config, none, none, OwnersPause(log, home / "paused"))
             local = await LocalCheckpoint.open(context, 0)
             schedule, timeouts = schedule_of(manifest, 0), AdaptiveTimeouts(60.0)
             trainer = InventedTrainer(host.peer_id, lambda *_: torch.zeros(local.state.numel))

@@ -40,6 +40,7 @@ from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.status.reading import read_run
 from tests.dht.support.local_swarm import BRISK
@@ -88,7 +89,7 @@ class Run:
                 heads.append(msgspec.structs.replace(start, round=number, state_hash=tree.root))
             assert snapshots is not None
             if serves:
-                snapshots.serve(host.rpc)
+                serve_snapshots(host.rpc, [snapshots])
 
             async def report(call: Call[messages.AskHead]) -> messages.HeadReport:
                 assert call.body.group == manifest.group_id(stage)

@@ -29,7 +29,7 @@ from peer.model.layout import FlatLayout
 from peer.net.host import Host, open_host
 from peer.notifier import Notifier
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
-from swarm.coordinator.last_states import LastStates, Place
+from swarm.coordinator.last_states import LastStates
 from swarm.coordinator.regroup import serve_requests
 from swarm.coordinator.run_progress import RunProgress
 from swarm.placement.stages import layout_of, open_store, state_bytes
@@ -44,6 +44,7 @@ from swarm.run.agreement import agreement_config, schedule_of
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
+from swarm.run.peer_context import Place
 from swarm.run.sections import PipelineConfig, RunRules
 from swarm.state.outer_state import OuterState
 from swarm.state.server import serve_snapshots
@@ -168,7 +169,7 @@ class CoordinatedRun:
             state = OuterState.in_memory([torch.zeros(layout.numel), torch.zeros(layout.numel)], strategy)
             snapshots = SnapshotStore(state.size_bytes, 8 << 20)
             snapshots.publish(state.current)
-            snapshots.serve(host.rpc)
+            serve_snapshots(host.rpc, [snapshots])
             kind = InventedTrainer if manifest.stages == 1 else Idle
             trainer = kind(host.peer_id, _deltas(layout.numel), work_s=0.05)
             trainer.until_others_are_near = partial(until_near, lambda: mates, self.changed)
@@ -185,7 +186,7 @@ class CoordinatedRun:
             with log.subscribed(note):
                 driver = await restore_replica(parts, config, work, known, options)
                 replica = DrivenReplica(host, driver, state, snapshots, trainer, known, self.changed, seen)
-                driver.listen(replica)
+                driver.actor.listener = replica
                 mates.append(replica)
                 try:
                     with replica.stop:

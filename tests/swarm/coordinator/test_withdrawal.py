@@ -13,13 +13,13 @@ import pytest
 from peer.errors import ConfigError, NotAdmitted
 from peer.files import write_atomically
 from peer.identity import Identity, public_key_of
-from swarm.coordinator.last_states import Place
 from swarm.coordinator.withdrawal import named_bans, withdraw_printed
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.membership import Membership
 from swarm.run.agreement import sponsor_name
 from swarm.run.gate import ENTER, Entry, Gate
 from swarm.run.home import Home
+from swarm.run.peer_context import Place
 from tests.swarm.membership.test_bans import record
 from tests.swarm.run.test_gate import AUTHORITY, hosts, invite_to, manifest_of
 

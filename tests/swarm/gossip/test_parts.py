@@ -111,9 +111,9 @@ def told(delta: float = 1.0, phi: float = 10.0, distance: float = 1.0) -> Compar
 def test_a_partners_norms_are_compared_with_our_own() -> None:
     norms = NormHistory(10)
     for _ in range(4):
-        norms.note_own(1.0)
+        norms.own.append(1.0)
         norms.check(told(), 10, 0)
-        norms.note_met(told())
+        norms.distances.append(told().distance)
     for lie in (told(delta=3.1), told(delta=1e-3), told(phi=31.0), told(phi=3.0), told(phi=float("nan"))):
         with pytest.raises(ProtocolViolation):
             norms.check(lie, 10, 0)
@@ -125,7 +125,7 @@ def test_a_partners_norms_are_compared_with_our_own() -> None:
 
 def test_zero_deltas_are_accepted_where_ours_are_zero() -> None:
     norms = NormHistory(10)
-    norms.note_own(0.0)
+    norms.own.append(0.0)
     norms.check(told(delta=0.0), 10, 0)
     with pytest.raises(ProtocolViolation):
         norms.check(told(delta=0.1), 10, 0)

@@ -19,6 +19,7 @@ from swarm.state.chunk_fetch import StateGone
 from swarm.state.fetch import fetch_state
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.donor_child import generation, seeded_state
@@ -83,7 +84,7 @@ async def test_a_state_of_two_chunks_comes_from_two_donors(joiner: Joiner, numel
         for host in (one, two):
             snapshots = SnapshotStore(tree.size_bytes, 1 << 16)
             snapshots.publish(generation(state, tree))
-            snapshots.serve(host.rpc)
+            serve_snapshots(host.rpc, [snapshots])
             joiner.know(host)
         names = [one.peer_id, two.peer_id]
         fetched = await fetch_state(
@@ -163,7 +164,7 @@ async def test_a_busy_donor_makes_the_joiner_go_elsewhere(joiner: Joiner, retry_
 
 async def test_a_donor_without_the_state_is_not_needed(joiner: Joiner) -> None:
     async with donors(SnapshotLimits()) as [good], bare_host() as other_run, bare_host() as late:
-        SnapshotStore(TREE.size_bytes, 1 << 16).serve(late.rpc)
+        serve_snapshots(late.rpc, [SnapshotStore(TREE.size_bytes, 1 << 16)])
         assert arrived_whole(await joiner.fetch(other_run, late, good))
     assert not joiner.penalized
 
@@ -184,7 +185,7 @@ async def test_a_state_that_most_members_have_left_behind_is_gone_at_once(
     monkeypatch.setattr("swarm.state.chunk_fetch._may_deliver", lambda donor: True)
     async with donors(SnapshotLimits()) as [good], bare_host() as one, bare_host() as two:
         for host in (one, two):
-            SnapshotStore(TREE.size_bytes, 1 << 16).serve(host.rpc)
+            serve_snapshots(host.rpc, [SnapshotStore(TREE.size_bytes, 1 << 16)])
         members = [good.peer_id, one.peer_id, two.peer_id]
         with trio.fail_after(300), pytest.raises(NetworkError, match="3 do not hold it any more"):
             await joiner.fetch(one, two, good, root=bytes(32), certain=members)
@@ -217,7 +218,7 @@ async def test_a_member_that_has_not_answered_yet_is_waited_for(
 
     monkeypatch.setattr("swarm.state.chunk_fetch.HOPELESS_S", 0.0)
     async with donors(SnapshotLimits()) as [slow], bare_host() as gone:
-        SnapshotStore(TREE.size_bytes, 1 << 16).serve(gone.rpc)
+        serve_snapshots(gone.rpc, [SnapshotStore(TREE.size_bytes, 1 << 16)])
         instead: Any = slow.rpc.server._methods[METHODS.hashes.name]
         instead.handler = slowly
         looks = 0

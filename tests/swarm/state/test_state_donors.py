@@ -18,6 +18,7 @@ from peer.checkpoint.hash_tree import StateTree, hash_state
 from peer.errors import ConnectionLost, RemoteError
 from peer.net.rpc import Call, Reply
 from swarm.state.messages import AskChunk, AskResult, ResultPart
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
 from tests.support.forking.children import open_child
@@ -49,7 +50,7 @@ async def test_commits_do_not_disturb_a_joiner_nor_grow_the_store(joiner: Joiner
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, limits)
     snapshots.publish(generation(STATE, TREE))
     async with bare_host() as host:
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         commits = 0
 
         def known() -> list[str]:  # called ten times a second: a clock for commits
@@ -96,7 +97,7 @@ async def test_during_an_exchange_joiners_get_a_small_share(joiner: Joiner, monk
     snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, SnapshotLimits(share_in_exchange=0.1))
     snapshots.publish(generation(STATE, TREE))
     async with bare_host() as host:
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         with snapshots.stepping_back():
             held_back = await joiner.fetch(host)
         assert snapshots._slots.rate is None
@@ -116,7 +117,7 @@ async def test_the_results_of_the_last_rounds_are_kept(joiner: Joiner) -> None:
         parts = [bytes([n, part]) * 100 for part in range(5)]
         snapshots.publish(generation(states[n], trees[n]), head=b"head %d" % n, parts=parts if n != 4 else ())
     async with bare_host() as host:
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         joiner.know(host)
 
         async def ask(after: int, part: int) -> Reply[ResultPart]:

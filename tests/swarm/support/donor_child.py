@@ -17,6 +17,7 @@ from peer.checkpoint.hash_tree import StateTree
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.net.host import open_host
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
 from tests.support.newer_trio import run_abandonable
@@ -39,7 +40,7 @@ async def main() -> None:
     snapshots = SnapshotStore(state.size_bytes, 1 << 20, SnapshotLimits())
     snapshots.publish(state)
     async with open_host(identity=Identity.generate(), events=EventLog()) as host:
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         sys.stdout.write(json.dumps({"peer": host.peer_id, "addresses": host.addresses}) + "\n")
         sys.stdout.flush()
         await run_abandonable(sys.stdin.read)

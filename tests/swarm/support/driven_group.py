@@ -44,6 +44,7 @@ from swarm.rounds.replica_actor import ReplicaActor
 from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
 from tests.support.newer_trio import TaskStatus
@@ -220,7 +221,7 @@ class DrivenGroup:
                     driver = await restore_replica(parts, self.config(host.peer_id), work, known, options)
                     replica = DrivenReplica(host, driver, state, parts.snapshots, trainer, known, self.changed, seen)
                     replica.stop, replica.moving, replica.gone = stop, moving, gone
-                    driver.listen(replica)
+                    driver.actor.listener = replica
                     self.members.append(replica)
                     try:
                         task_status.started(replica)
@@ -250,7 +251,7 @@ class DrivenGroup:
             heard = lambda: [m for m in self.members if frozenset((m.peer, host.peer_id)) not in self.cut]  # noqa: E731
             trainer.until_others_are_near = partial(until_near, heard, self.changed)
         snapshots = SnapshotStore(state.size_bytes, 8 << 20, setting.snapshots, log)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         folder = self.folder / host.peer_id
         stack.enter_context(log.subscribed(partial(self._note, seen)))
         parts = RoundContext(host, state, snapshots, trainer, setting.schedule, setting.timeouts(), folder)

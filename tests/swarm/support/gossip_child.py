@@ -27,7 +27,7 @@ from peer.identity import Identity
 from peer.net.host import Host, open_host
 from peer.net.limits import NetLimits
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import GossipContext, GossipRules, Trained
+from swarm.gossip.context import GossipContext, GossipRules
 from swarm.gossip.engine import GossipEngine
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
@@ -36,6 +36,8 @@ from swarm.membership.membership import Membership
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.trainers.trainer import TrainResult
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.support.newer_trio import run_abandonable
 
@@ -60,12 +62,12 @@ class Invented:
         self._numel = numel
         self.samples: list[Range] = []
 
-    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
+    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> TrainResult:
         self.samples += samples
         await trio.sleep(COMPUTE_S)  # what it stands for takes time, too
         rate = STEP * DECAY ** max(0, first_step // STEPS - CONSTANT_ROUNDS)
         delta = torch.randn(self._numel, generator=self._generator) * rate
-        return Trained(steps, steps * BATCH, 1.0, delta)
+        return TrainResult(steps, steps * BATCH, 1.0, delta)
 
     def adopt(self, theta: torch.Tensor) -> None:
         """No worker uses these weights."""
@@ -119,7 +121,7 @@ async def main(number: int, numel: int, codec_name: str, folder: Path) -> None:
         me = Member(host.peer_id, secrets.token_hex(4))
         rules = GossipRules(RUN, b"", "", STEPS, BATCH, SEQ, 0, PEERS, 60.0, TIMEOUT_S, CONSTANTS)
         snapshots = SnapshotStore(replica.size_bytes, 1 << 16)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         trainer = Invented(number, numel)
 
         def tell(event: Event) -> None:

@@ -16,13 +16,15 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.net.host import Host, open_host
 from swarm.gossip.coding import PairCoding
-from swarm.gossip.context import GossipContext, GossipRules, Trained
+from swarm.gossip.context import GossipContext, GossipRules
 from swarm.gossip.engine import GossipEngine
 from swarm.gossip.pairing import PeerView
 from swarm.gossip.replica import Replica
 from swarm.protocol.head import Head, Member
 from swarm.protocol.ledger import Range
 from swarm.protocol.timeouts import AdaptiveTimeouts
+from swarm.rounds.trainers.trainer import TrainResult
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 
 CONSTANTS = (0.5, 0.7, 0.6)
@@ -44,11 +46,11 @@ class Invented:
     samples: list[Range] = field(default_factory=list)
     pause_s: float = 0.0
 
-    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> Trained:
+    async def train(self, samples: tuple[Range, ...], first_step: int, steps: int, deadline_s: float) -> TrainResult:
         self.samples += samples
         await trio.sleep(self.pause_s)
         self.calls += 1
-        return Trained(steps, steps * BATCH, 1.0, self.deltas(self.calls - 1))
+        return TrainResult(steps, steps * BATCH, 1.0, self.deltas(self.calls - 1))
 
     def adopt(self, theta: torch.Tensor) -> None:
         """No worker uses these weights."""
@@ -112,7 +114,7 @@ class Group:
             peer = Peer(host, self, Invented(deltas, pause_s=pause_s), log)
             replica = Replica(theta.clone(), torch.zeros_like(theta))
             snapshots = SnapshotStore(replica.size_bytes, 1 << 16)
-            snapshots.serve(host.rpc)
+            serve_snapshots(host.rpc, [snapshots])
             me = Member(host.peer_id, secrets.token_hex(4))
             sizes, waits = (STEPS, BATCH, SEQ, self.rounds, self.min_peers), (60.0, self.timeout_floor_s)
             rules = GossipRules("run", b"", "", *sizes, *waits, CONSTANTS)

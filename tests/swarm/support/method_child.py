@@ -47,6 +47,7 @@ from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.messages import AskChunk, AskResult
 from swarm.state.outer_state import OuterState
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.support.newer_trio import run_abandonable
 from tests.swarm.support.driven_group import Weightless
@@ -187,7 +188,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
             )
 
         snapshots = Snapshots(state.size_bytes, 9 << 20)
-        snapshots.serve(host.rpc)
+        serve_snapshots(host.rpc, [snapshots])
         parts = RoundContext(host, state, snapshots, Invented(number), schedule, timeouts, folder / str(number))
         nursery = await stack.enter_async_context(trio.open_nursery())
         say("ready")
@@ -198,7 +199,7 @@ async def main(number: int, rounds: int, folder: Path) -> None:
             serve_agreement(hosts[1].rpc, lambda: {coordinator.group: coordinator})
             nursery.start_soon(coordinator.run, Weightless())
         driver = await restore_replica(parts, config_of(host.peer_id), work, lambda: others)
-        driver.listen(Reporter(parts, snapshots, others))
+        driver.actor.listener = Reporter(parts, snapshots, others)
         nursery.start_soon(driver.run)
         await driver.until_round(rounds)
         save_file(state.current.tensors, folder / f"{number}.safetensors")

@@ -44,7 +44,7 @@ async def context_of(manifest: Manifest, home: Path) -> AsyncIterator[tuple[Peer
             config = JoinConfig(home, Invite(manifest.run_id, manifest.authority, ()))
             home.mkdir()
             pause = OwnersPause(log, home / "paused")
-            yield PeerContext(config, Home(home), manifest, host, cast(Any, None), cast(Any, None), pause), seen
+            yield PeerContext(host, Home(home), manifest, config, cast(Any, None), cast(Any, None), pause), seen
 
 
 def record_of(host: Host, head: Head, stage: int) -> MemberRecord:

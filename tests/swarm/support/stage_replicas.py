@@ -46,6 +46,7 @@ from swarm.rounds.records import RecordFiles
 from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
 from swarm.rounds.work import work_of, work_timeout
 from swarm.state.outer_state import OuterState
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from tests.peer.support.stage_harness import INNER, MODEL, SPLITS
 from tests.swarm.support.pipeline_harness import MICRO, SEQ, Replica, Table, replicas_in, rules_of, tokens_of
@@ -218,7 +219,7 @@ async def open_member(
         lost = LostSamples(server, redispatcher, lambda: list(replicas_of(stage)), setting.rounds)
         trainer = LocalSteps(server, schedule, source, None, lambda: _first_round(table), lost if stage else None)
     snapshots = SnapshotStore(state.size_bytes, 9 << 20)
-    snapshots.serve(host.rpc)
+    serve_snapshots(host.rpc, [snapshots])
     parts = RoundContext(host, state, snapshots, trainer, schedule, AdaptiveTimeouts(60.0), folder / host.peer_id)
     # The group is known before its members start, so each has drawn its incarnation already.
     session = table[host.peer_id]["session"]
@@ -229,7 +230,7 @@ async def open_member(
     driver = await restore_replica(parts, config, work, tuple)
     start = ChainMessage((ChainLink(head, start=sign_body(authority, START, StartBody(head))),))
     member = StageMember(replica, trainer, snapshots, driver, head, start, lambda: list(mates), table[host.peer_id])
-    driver.listen(member)
+    driver.actor.listener = member
     for peer, entry in table.items():
         host.book.add(peer, entry["addresses"])
     host.watch(table, "pipeline")

@@ -20,6 +20,7 @@ from swarm.state.chunk_fetch import Holders
 from swarm.state.fetch import Fetched, FetchedRanges, fetch_ranges, fetch_state
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.ranges import ByteRange
+from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
 from swarm.state.upload_limits import SnapshotLimits
 from tests.swarm.support.donor_child import generation, seeded_state
@@ -84,7 +85,7 @@ async def donors(*limits: SnapshotLimits) -> AsyncIterator[list[Host]]:
             snapshots = SnapshotStore(TREE.size_bytes, 1 << 16, limit)
             snapshots.publish(generation(STATE, TREE))
             hosts.append(await stack.enter_async_context(bare_host()))
-            snapshots.serve(hosts[-1].rpc)
+            serve_snapshots(hosts[-1].rpc, [snapshots])
         yield hosts
 
 

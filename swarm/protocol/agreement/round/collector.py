@@ -8,11 +8,9 @@ from typing import Final
 from peer.errors import ProtocolViolation, RoundDiscarded
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
-from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.context import AgreementContext
 from swarm.protocol.agreement.round.attempt import TIMER, Attempt
 from swarm.protocol.agreement.round.exchanges import Exchanges
-from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.round.parts import RoundParts
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
 from swarm.protocol.agreement.rules.succession import Succession
@@ -29,12 +27,10 @@ LATE_SHARE: Final = 0.5  # of `grace_s`
 class Collector:
     """Plans work and collects it, for all attempts that one node leads after one head."""
 
-    def __init__(
-        self, context: AgreementContext, instance: Instance, applicants: Applicants, exchanges: Exchanges
-    ) -> None:
-        self._context, self._instance = context, instance
-        self._applicants, self._exchanges = applicants, exchanges
-        self._succession = Succession(context)
+    def __init__(self, parts: RoundParts, exchanges: Exchanges) -> None:
+        self._context, self._instance = parts.context, parts.instance
+        self._applicants, self._exchanges = parts.applicants, exchanges
+        self._succession = Succession(parts.context)
         self._claims = Claims()
         self._gathered = b""  # the hash of the plan whose work is done, as the method says
         self._given_up: set[bytes] = set()  # hashes of plans that cannot be completed

@@ -10,11 +10,8 @@ from peer.identity import Signed
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.actions import Build, MergeSlices
-from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.chain import Chain
-from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
-from swarm.protocol.agreement.round.instance import Exchange, Instance, name_build
+from swarm.protocol.agreement.round.instance import Exchange, name_build
+from swarm.protocol.agreement.round.parts import RoundParts
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.rules.opened_roster import OpenedRoster
@@ -26,17 +23,10 @@ from swarm.protocol.roster_room import bytes_of
 class Exchanges:
     """The exchanges of one node for the round after one head."""
 
-    def __init__(
-        self,
-        context: AgreementContext,
-        chain: Chain,
-        instance: Instance,
-        timeouts: ElectionTimeouts,
-        applicants: Applicants,
-    ) -> None:
-        self._context, self._chain, self._instance = context, chain, instance
-        self._timeouts, self._applicants = timeouts, applicants
-        self._succession = Succession(context)
+    def __init__(self, parts: RoundParts) -> None:
+        self._context, self._chain, self._instance = parts.context, parts.chain, parts.instance
+        self._timeouts, self._applicants = parts.timeouts, parts.applicants
+        self._succession = Succession(parts.context)
 
     def begin(self, peer: str, order: msg.RosterMessage) -> bool:
         """Take part in the exchange of an attempt's roster, and forward that if its leader asks for it. Return whether
@@ -70,8 +60,7 @@ class Exchanges:
         self._timeouts.extend(
             leader, opened.attempt, "roster", context.work.exchange_s(instance.head) + self._timeouts.turn_s
         )
-        exchange = Exchange(opened, building_at=context.now)
-        instance.remember(exchange)
+        exchange = instance.exchanges[opened.key] = Exchange(opened, building_at=context.now)
         instance.set_roster(opened.attempt, opened.signed)
         instance.missing = None if instance.missing is None else (instance.missing[0], ())
         self._tell_full(opened)

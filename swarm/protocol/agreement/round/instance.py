@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 import msgspec
 from blake3 import blake3
 
+from peer.bounds import Latest
 from peer.decoding import MALFORMED
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
@@ -81,7 +82,7 @@ class Instance:
     planned_at: float = 0.0
     contribution: Signed | None = None
     missing: tuple[tuple[str, ...], tuple[str, ...]] | None = None
-    exchanges: dict[bytes, Exchange] = field(default_factory=dict)
+    exchanges: Latest[bytes, Exchange] = field(default_factory=lambda: Latest(EXCHANGES_KEPT))
     rosters: dict[int, Signed] = field(default_factory=dict)
     """The one roster of each attempt."""
     proposed: dict[int, Proposed] = field(default_factory=dict)
@@ -124,12 +125,6 @@ class Instance:
         if self.accepted is not None and self.accepted.value == value and self.support is not None:
             return blake3(self.support.roster.body).digest()
         return next((known.exchange.opened.key for known in self.proposed.values() if known.value == value), b"")
-
-    def remember(self, exchange: Exchange) -> None:
-        """Keep an exchange; of several, the latest."""
-        self.exchanges[exchange.opened.key] = exchange
-        while len(self.exchanges) > EXCHANGES_KEPT:
-            del self.exchanges[next(iter(self.exchanges))]
 
     def set_roster(self, attempt: int, signed: Signed) -> None:
         """Remember the one roster of an attempt, of a bounded number of attempts."""

@@ -14,14 +14,12 @@ from peer.catalogue.rounds import AttemptBegun, AttemptFailed
 from peer.errors import ProtocolViolation, RoundDiscarded
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
-from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.chain import Chain, position_of
-from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.round.attempt import DIRECT_MAX, TIMER, Attempt, Phase, answers_s, spread
 from swarm.protocol.agreement.round.collector import Collector
-from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.exchanges import Exchanges
-from swarm.protocol.agreement.round.instance import Exchange, Instance
+from swarm.protocol.agreement.round.instance import Exchange
+from swarm.protocol.agreement.round.parts import RoundParts
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import forced_value, needs_promises
 from swarm.protocol.agreement.rules.succession import Succession
@@ -33,21 +31,13 @@ TRIES_MAX: Final = 8  # attempts of one leader in one turn, after failures that 
 class AttemptLeader:
     """Leads this node's attempts of the round after one head, one at a time."""
 
-    def __init__(
-        self,
-        context: AgreementContext,
-        chain: Chain,
-        instance: Instance,
-        timeouts: ElectionTimeouts,
-        applicants: Applicants,
-        exchanges: Exchanges,
-    ) -> None:
-        self._context, self._chain, self._instance = context, chain, instance
-        self._timeouts, self._applicants, self._exchanges = timeouts, applicants, exchanges
-        self._succession = Succession(context)
+    def __init__(self, parts: RoundParts, exchanges: Exchanges) -> None:
+        self._context, self._chain, self._instance = parts.context, parts.chain, parts.instance
+        self._timeouts, self._applicants, self._exchanges = parts.timeouts, parts.applicants, exchanges
+        self._succession = Succession(parts.context)
         self._attempt: Attempt | None = None
         self._tries = 0
-        self._collector = Collector(context, instance, applicants, exchanges)
+        self._collector = Collector(parts, exchanges)
 
     @property
     def planned(self) -> tuple[Member, ...]:

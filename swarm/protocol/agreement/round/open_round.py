@@ -12,6 +12,7 @@ from swarm.protocol.agreement.round.exchanges import Exchanges
 from swarm.protocol.agreement.round.instance import Instance
 from swarm.protocol.agreement.round.leader import AttemptLeader
 from swarm.protocol.agreement.round.participant import Participant
+from swarm.protocol.agreement.round.parts import RoundParts
 from swarm.protocol.agreement.round.voting import Voter
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.head import Head
@@ -26,10 +27,10 @@ class OpenRound:
         self._context, self._chain = context, chain
         self.instance = instance
         self._timeouts = ElectionTimeouts(context, instance, round_s)
-        self.participant = Participant(context, chain, instance, self._timeouts, applicants)
-        self._exchanges = Exchanges(context, chain, instance, self._timeouts, applicants)
-        self._voter = Voter(context, chain, instance, self._timeouts, applicants, self.participant, self._exchanges)
-        self.leader = AttemptLeader(context, chain, instance, self._timeouts, applicants, self._exchanges)
+        parts = RoundParts(context, chain, instance, self._timeouts, applicants)
+        self.participant, self._exchanges = Participant(parts), Exchanges(parts)
+        self._voter = Voter(parts, self.participant, self._exchanges)
+        self.leader = AttemptLeader(parts, self._exchanges)
         if instance.accepted is not None:
             chain.kept = instance.accepted.value.state_hash
 
@@ -88,7 +89,8 @@ class OpenRound:
                 self.leader.submit(peer, message)
             case msg.RosterMessage():
                 if self._exchanges.begin(peer, message):
-                    self.participant.inform(self._leader_of(message.attempt))
+                    leader = leader_of(self.instance.head, self.instance.hash, message.attempt)
+                    self.participant.inform(leader.peer)
             case msg.ResultsMessage():
                 exchange = self._exchanges.results(message)
                 if exchange is not None:
@@ -102,9 +104,6 @@ class OpenRound:
                 self._voter.vote(message)
             case _:
                 pass
-
-    def _leader_of(self, attempt: int) -> str:
-        return leader_of(self.instance.head, self.instance.hash, attempt).peer
 
     def submitted(self, event: events.Submitted) -> None:
         self.participant.submitted(event)

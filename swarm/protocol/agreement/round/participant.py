@@ -9,13 +9,11 @@ from peer.errors import ProtocolViolation
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement import messages as msg
 from swarm.protocol.agreement.actions import StopTraining, Train
-from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.chain import Chain, position_of
-from swarm.protocol.agreement.context import AgreementContext
+from swarm.protocol.agreement.chain import position_of
 from swarm.protocol.agreement.output import encode
 from swarm.protocol.agreement.records import BALLOT_KEY
-from swarm.protocol.agreement.round.election_timeouts import ATTEMPTS_AHEAD_MAX, ElectionTimeouts
-from swarm.protocol.agreement.round.instance import Instance
+from swarm.protocol.agreement.round.election_timeouts import ATTEMPTS_AHEAD_MAX
+from swarm.protocol.agreement.round.parts import RoundParts
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.acceptor import Ballot
 from swarm.protocol.agreement.rules.electorate import leader_of
@@ -27,17 +25,10 @@ from swarm.protocol.plan import PLAN_KIND, Contribution
 class Participant:
     """Promises, plan and contribution of one node for the round after one head."""
 
-    def __init__(
-        self,
-        context: AgreementContext,
-        chain: Chain,
-        instance: Instance,
-        timeouts: ElectionTimeouts,
-        applicants: Applicants,
-    ) -> None:
-        self._context, self._chain, self._instance = context, chain, instance
-        self._timeouts, self._applicants = timeouts, applicants
-        self._succession = Succession(context)
+    def __init__(self, parts: RoundParts) -> None:
+        self._context, self._chain, self._instance = parts.context, parts.chain, parts.instance
+        self._timeouts, self._applicants = parts.timeouts, parts.applicants
+        self._succession = Succession(parts.context)
         self._pending: dict[str, msg.PrepareMessage] = {}  # by leader, whose turn it is not yet
 
     @property

@@ -12,13 +12,10 @@ import msgspec
 from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from swarm.protocol.agreement import messages as msg
-from swarm.protocol.agreement.applicants import Applicants
-from swarm.protocol.agreement.chain import Chain
-from swarm.protocol.agreement.context import AgreementContext
-from swarm.protocol.agreement.round.election_timeouts import ElectionTimeouts
 from swarm.protocol.agreement.round.exchanges import Exchanges
-from swarm.protocol.agreement.round.instance import Instance, Proposed, record_once
+from swarm.protocol.agreement.round.instance import Proposed, record_once
 from swarm.protocol.agreement.round.participant import Participant
+from swarm.protocol.agreement.round.parts import RoundParts
 from swarm.protocol.agreement.rules import evidence
 from swarm.protocol.agreement.rules.electorate import leader_of
 from swarm.protocol.agreement.rules.succession import Succession
@@ -28,20 +25,11 @@ from swarm.protocol.head import Head
 class Voter:
     """Proposals and votes of one node for the round after one head."""
 
-    def __init__(
-        self,
-        context: AgreementContext,
-        chain: Chain,
-        instance: Instance,
-        timeouts: ElectionTimeouts,
-        applicants: Applicants,
-        participant: Participant,
-        exchanges: Exchanges,
-    ) -> None:
-        self._context, self._chain, self._instance = context, chain, instance
-        self._timeouts, self._applicants = timeouts, applicants
+    def __init__(self, parts: RoundParts, participant: Participant, exchanges: Exchanges) -> None:
+        self._context, self._chain, self._instance = parts.context, parts.chain, parts.instance
+        self._timeouts, self._applicants = parts.timeouts, parts.applicants
         self._participant, self._exchanges = participant, exchanges
-        self._succession = Succession(context)
+        self._succession = Succession(parts.context)
         self._voted_at = 0.0
 
     # -- proposals -----------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+from peer.bounds import Latest
 from swarm.protocol.agreement.messages import ChainLink
 from swarm.protocol.agreement.records import LINKS_KEPT
 from swarm.protocol.head import Head, Member
@@ -21,7 +22,7 @@ class ShownHeads:
 
     def __init__(self) -> None:
         self._voters: dict[str, Member] = {}  # the latest incarnation of each peer
-        self._by: dict[bytes, set[Member]] = {}  # by hash of the head
+        self._by: Latest[bytes, set[Member]] = Latest(LINKS_KEPT)  # by hash of the head
 
     def heard(self, voter: Member) -> None:
         """Note the present incarnation of a peer."""
@@ -34,10 +35,7 @@ class ShownHeads:
         if voter is None:
             return
         for link in links:
-            name = link.head.hash
-            if name not in self._by and len(self._by) >= LINKS_KEPT:
-                del self._by[next(iter(self._by))]
-            self._by.setdefault(name, set()).add(voter)
+            self._by.setdefault(link.head.hash, set()).add(voter)
 
     def by_most(self, name: bytes, heads: Iterable[Head]) -> bool:
         """Return whether a majority of the members of one of these heads has sent that one."""

@@ -43,7 +43,7 @@ def sponsors_of(join: msg.JoinBody, signer: str) -> tuple[Sponsor, ...] | None:
 
 
 SLICES = 4
-WORK = Work(SCHEDULE, lambda head: SLICES, lambda head: 4.0, sponsors_of=sponsors_of)
+WORK = Work(SCHEDULE, lambda head: SLICES, lambda head: 4.0, sponsors=sponsors_of)
 COORDINATOR = "W"
 
 

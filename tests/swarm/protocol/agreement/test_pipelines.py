@@ -265,7 +265,7 @@ def test_a_stage_begins_when_the_groups_of_all_stages_may(mode: str) -> None:
         asked.append(waiting)
         return waiting >= 2
 
-    work = dataclasses.replace(WORK, may_begin_of=may_begin)
+    work = dataclasses.replace(WORK, may_begin=may_begin)
     group = GroupOfNodes("ABCD", work=work, min_peers=7, mode=mode)
     group.run_to(1)
     (start,) = {head for machine in group.machines.values() for head in machine.committed if head.round == 0}
@@ -296,7 +296,7 @@ def test_a_new_term_begins_at_the_position_of_the_other_stages(mode: str) -> Non
     def fast_forward(head: Head) -> Head:
         return msgspec.structs.replace(head, round=head.round + 40, inner_step=400) if head.round else head
 
-    work = dataclasses.replace(WORK, fast_forward_of=fast_forward)
+    work = dataclasses.replace(WORK, fast_forward=fast_forward)
     group = GroupOfNodes("ABC", work=work, mode=mode, lone_survivor=True)
     group.run_to(2)
     group.crash("B")

@@ -87,7 +87,7 @@ def test_newcomers_go_on_alone_where_the_run_allows_it(allowed: bool) -> None:
 def test_two_members_of_other_groups_go_on_for_members_that_are_lost(known: str, left: str, members: str) -> None:
     """They have worked for this run before. A stage of a pipeline that had lost all its replicas, or all but one,
     waited for the operator beside peers that had its state."""
-    work = dataclasses.replace(WORK, is_known_of=lambda peer: peer in known)
+    work = dataclasses.replace(WORK, is_known=lambda peer: peer in known)
     group = GroupOfNodes("ABC", mode="required", work=work)
     group.run_to(2)
     group.train_s = 1e6
@@ -169,7 +169,7 @@ def test_a_complete_run_needs_no_quorum_any_more(mode: str) -> None:
 def test_a_complete_stage_goes_on_until_all_are(mode: str) -> None:
     """The other stages of a pipeline need it for their last rounds."""
     others_are: list[bool] = []
-    work = dataclasses.replace(WORK, is_over_of=lambda: bool(others_are))
+    work = dataclasses.replace(WORK, is_over=lambda: bool(others_are))
     group = GroupOfNodes("ABC", mode=mode, rounds=3, work=work, lone_survivor=True)
     group.run_to(3)
     for peer in "BC":

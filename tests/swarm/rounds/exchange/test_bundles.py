@@ -183,7 +183,7 @@ async def test_only_what_lacks_of_a_bundle_is_fetched(autojump_clock: MockClock)
     rpc = Holder({("C", 1): DATA[1]})
     body = SimpleNamespace(member=OTHER, hashes=BUNDLES.hashes(HASHES), sqnorms=(1.0, 1.0))
     exchange = exchange_at(["B", "B", "A"], SimpleNamespace(rpc=rpc, suspects=frozenset()), body)
-    await exchange.take_result(0, DATA[0])
+    await exchange.take_result(SliceOf(b"key", 0), "A", DATA[0])
     assert await exchange.result(0, bundle_hash(HASHES[:2]), ["C"]) == DATA[:2]
     assert rpc.asked == [("B", 1), ("C", 1)]
 
@@ -192,7 +192,7 @@ async def test_a_bundle_is_fetched_whole_where_its_owner_has_sent_another_result
     rpc = Holder({("B", 0): DATA[2], ("B", 1): DATA[1], ("C", 0): DATA[0], ("C", 1): DATA[1]})
     body = SimpleNamespace(member=OTHER, hashes=BUNDLES.hashes(HASHES), sqnorms=(1.0, 1.0))
     exchange = exchange_at(["B", "B", "A"], SimpleNamespace(rpc=rpc, suspects=frozenset()), body)
-    await exchange.take_result(0, DATA[2])
+    await exchange.take_result(SliceOf(b"key", 0), "A", DATA[2])
     assert await exchange.result(0, bundle_hash(HASHES[:2]), ["C"]) == DATA[:2]
     with pytest.raises(NetworkError, match="no peer has the result"):
         await exchange.result(0, bytes(32), ["C"])

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def pause(replica: DrivenReplica, paused: bool = True) -> None:
     replica.trainer.paused = paused
-    replica.driver.pause(paused)
+    replica.driver.group.pause(paused)
 
 
 def contributors(replica: DrivenReplica, since: int, until: int) -> set[Member]:
