@@ -19,16 +19,8 @@ from typing import Final, Protocol
 import click
 import msgspec
 
+from peer.catalogue import rounds
 from peer.catalogue.machine import TrackingFailed
-from peer.catalogue.rounds import (
-    GossipAlone,
-    GossipMet,
-    HeadSeen,
-    InnerStep,
-    RoundCommitted,
-    RoundTrained,
-    ValEvaluated,
-)
 from peer.errors import ConfigError
 from peer.events import Event, Watcher
 from peer.files import write_atomically
@@ -61,13 +53,13 @@ _TRAINED: Final = {
     "skipped": "train/skipped_steps",
 }
 _CURVES: Final[dict[str, dict[str, str]]] = {  # by event: the curve of each field
-    GossipAlone.event_name(): _COMMIT | _TRAINED,
-    GossipMet.event_name(): _COMMIT | _TRAINED,
-    HeadSeen.event_name(): _COMMIT,
-    InnerStep.event_name(): {"lr": "step/learning_rate", "tokens_per_s": "step/tokens_per_second"},
-    RoundCommitted.event_name(): _COMMIT | _TRAINED,
-    RoundTrained.event_name(): {"busy_s": "train/busy_seconds", "idle_s": "train/idle_seconds"},
-    ValEvaluated.event_name(): {"loss": "held_out/loss"},
+    rounds.GossipAlone.event_name(): _COMMIT | _TRAINED,
+    rounds.GossipMet.event_name(): _COMMIT | _TRAINED,
+    rounds.HeadSeen.event_name(): _COMMIT,
+    rounds.InnerStep.event_name(): {"lr": "step/learning_rate", "tokens_per_s": "step/tokens_per_second"},
+    rounds.RoundCommitted.event_name(): _COMMIT | _TRAINED,
+    rounds.RoundTrained.event_name(): {"busy_s": "train/busy_seconds", "idle_s": "train/idle_seconds"},
+    rounds.ValEvaluated.event_name(): {"loss": "held_out/loss"},
 }
 
 
@@ -83,7 +75,7 @@ class Point(msgspec.Struct, frozen=True):
 def point_of(event: Event) -> Point | None:
     """Return what an event adds to the curves: nothing where it has no number of a round or step."""
     curves = _CURVES.get(event.name)
-    axis = "step" if event.name == InnerStep.event_name() else "round"
+    axis = "step" if event.name == rounds.InnerStep.event_name() else "round"
     number = event.fields.get(axis)
     if curves is None or not isinstance(number, int):
         return None

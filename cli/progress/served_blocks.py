@@ -11,20 +11,10 @@ from typing import Any, Final
 
 from cli.progress.live_peer import WorkDone
 from cli.progress.progress import plain_fields
+from peer.catalogue import serving
 from peer.catalogue.happening import Happening
 from peer.catalogue.machine import WorkerDied, WorkerReady
 from peer.catalogue.reading import happening
-from peer.catalogue.serving import (
-    BlocksServed,
-    CommitServed,
-    CommitUnserved,
-    LoadChanged,
-    LoadingBegun,
-    LoadingEnded,
-    LoadingProgress,
-    ModelEntered,
-    ServerMoves,
-)
 from peer.figures import duration_text, size_text
 
 SECONDS: Final = 5.0
@@ -66,7 +56,7 @@ class ServedBlocks:
     """The blocks that are served now, first and the one behind the last."""
     served_at: float | None = None
     """When it began to serve, Unix time; None before."""
-    load: LoadChanged = field(default_factory=LoadChanged)
+    load: serving.LoadChanged = field(default_factory=serving.LoadChanged)
     """What it told of its load last."""
     loading: LoadingPhase | None = None
     moves: int = 0
@@ -87,27 +77,27 @@ class ServedBlocks:
 
     def _apply(self, event: Happening | None, at: float) -> None:
         match event:
-            case ModelEntered():
+            case serving.ModelEntered():
                 self.note(event.chat_template)
                 self.name, self.blocks = event.name, event.blocks
             case WorkerDied():
                 self.note(f"The worker has died ({event.cause}); a new one starts.")
-            case CommitServed():
+            case serving.CommitServed():
                 self.note(f"Serving the commit of round {event.round}.")
-            case CommitUnserved():
+            case serving.CommitUnserved():
                 self.note(
                     f"The commit of round {event.round} cannot be served ({event.reason}): waiting for the next one."
                 )
-            case BlocksServed():
+            case serving.BlocksServed():
                 self.span, self.loading = (event.first, event.end), None
                 self.served_at = self.served_at or at
-            case ServerMoves():
+            case serving.ServerMoves():
                 self.note(f"Other blocks need this machine more: moving to {event.first} to {event.end}.")
                 self.span, self.moves = None, self.moves + 1
-            case LoadChanged():
+            case serving.LoadChanged():
                 self.load = event
                 self._counts.append((at, event.tokens))
-            case LoadingBegun() | LoadingProgress() | LoadingEnded():
+            case serving.LoadingBegun() | serving.LoadingProgress() | serving.LoadingEnded():
                 self._follow(event, at)
             case WorkerReady() if self.loading is not None and not self.loading.has_begun:
                 self.loading = None
@@ -121,9 +111,9 @@ class ServedBlocks:
             return 0.0
         return max(0.0, self._counts[-1][1] - (before[-1] if before else self._counts[0][1])) / SECONDS
 
-    def _follow(self, event: LoadingBegun | LoadingProgress | LoadingEnded, at: float) -> None:
+    def _follow(self, event: serving.LoadingBegun | serving.LoadingProgress | serving.LoadingEnded, at: float) -> None:
         phase, size_bytes = event.phase, event.size_bytes
-        if isinstance(event, LoadingEnded):
+        if isinstance(event, serving.LoadingEnded):
             if self.loading is not None:
                 took = duration_text(round(event.seconds, 1))
                 self._tell(f"{_DOING.get(phase, (phase, phase))[1]}: {size_text(size_bytes)} in {took}.")
@@ -131,7 +121,7 @@ class ServedBlocks:
             return
         if self.loading is None or self.loading.phase != phase:
             self.loading = LoadingPhase(size_bytes, at, phase=phase)
-        if isinstance(event, LoadingBegun):
+        if isinstance(event, serving.LoadingBegun):
             self.loading.has_begun = True
             self._tell(f"{self.loading.doing}: {size_text(size_bytes)} ...")
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from functools import cache
 from string import Formatter
 from typing import Any, ClassVar, Final
@@ -72,7 +72,7 @@ class Happening(msgspec.Struct, frozen=True):
 
     def sentence(self, teller: str, who: Who) -> str:
         """Return what it `said`, as far as the fields are known; empty where the event has no words."""
-        return _Sentence(who).vformat(self.said, (), _Attributes(self, teller))
+        return _Sentence(self, teller, who).format(self.said)
 
 
 class OwnRound(Happening, frozen=True):
@@ -104,23 +104,14 @@ class Trouble(Happening, frozen=True):
     reason: str = ""
 
 
-class _Attributes(Mapping[str, Any]):
-    def __init__(self, event: Happening, teller: str) -> None:
-        self._event, self._teller = event, teller
-
-    def __getitem__(self, name: str) -> Any:
-        return self._teller if name == "teller" else getattr(self._event, name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._event.__struct_fields__)
-
-    def __len__(self) -> int:
-        return len(self._event.__struct_fields__)
-
-
 class _Sentence(Formatter):
-    def __init__(self, who: Who) -> None:
-        self._who = who
+    """Fills in what an event said, for one teller."""
+
+    def __init__(self, event: Happening, teller: str, who: Who) -> None:
+        self._event, self._teller, self._who = event, teller, who
+
+    def get_value(self, key: Any, args: Any, kwargs: Any) -> Any:
+        return self._teller if key == "teller" else getattr(self._event, key)
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
         return self._who(value) if conversion == "p" else super().convert_field(value, conversion)

@@ -18,17 +18,8 @@ from typing import Final
 import msgspec
 import trio
 
+from peer.catalogue import serving
 from peer.catalogue.groups import MemberJoined, MemberLeft, MembershipStale
-from peer.catalogue.serving import (
-    BlocksServed,
-    CommitServed,
-    CommitUnserved,
-    LoadChanged,
-    LoadingBegun,
-    LoadingEnded,
-    LoadingProgress,
-    ServerMoves,
-)
 
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
@@ -65,7 +56,15 @@ IDLE_S: Final = 5.0
 their clients continue with the newest."""
 _AHEAD_S: Final = 3600.0
 _OF_SERVING: Final = frozenset(
-    kind.event_name() for kind in (MemberJoined, MemberLeft, LoadingBegun, LoadingProgress, LoadingEnded, LoadChanged)
+    kind.event_name()
+    for kind in (
+        MemberJoined,
+        MemberLeft,
+        serving.LoadingBegun,
+        serving.LoadingProgress,
+        serving.LoadingEnded,
+        serving.LoadChanged,
+    )
 )
 """Events that a training peer does not report of its server: its own have these names, or say more."""
 
@@ -193,13 +192,13 @@ class RunServer:
                 await tried.wait()
             if self._servers.commits and not told:
                 told = True
-                self._events.emit(BlocksServed(first=self._span.first, end=self._span.end, pages=self._pages))
+                self._events.emit(serving.BlocksServed(first=self._span.first, end=self._span.end, pages=self._pages))
                 ready(self._span)
             if self._servers.commits and trio.current_time() >= look_at:
                 look_at = trio.current_time() + PLACEMENT_LOOK_S * (0.5 + self._random.random())
                 better = self._better_blocks()
                 if better is not None:
-                    self._events.emit(ServerMoves(first=better.first, end=better.end))
+                    self._events.emit(serving.ServerMoves(first=better.first, end=better.end))
                     return better
             await trio.sleep(LOOK_S)
 
@@ -253,7 +252,7 @@ class RunServer:
             self._servers.remove(served)
         if failure is not None:
             self._failed = served.name
-            self._events.emit(CommitUnserved(round=served.round, reason=str(failure)))
+            self._events.emit(serving.CommitUnserved(round=served.round, reason=str(failure)))
         self._files.keep(self._servers.commits)
 
     async def _take_sessions(
@@ -265,7 +264,7 @@ class RunServer:
         nursery.start_soon(server.run)
         self._servers.add(served, server)
         await self._membership.announce()
-        self._events.emit(CommitServed(round=served.round, commit=served.name.hex()))
+        self._events.emit(serving.CommitServed(round=served.round, commit=served.name.hex()))
         tried.set()
         try:
             while True:
