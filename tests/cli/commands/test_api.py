@@ -53,8 +53,8 @@ def test_a_key_and_a_token_may_come_from_the_environment(
 ) -> None:
     """Where the process list does not show them. An option goes before; beside a file of keys one is refused."""
     kept: list[object] = []
-    monkeypatch.setattr("cli.commands.api.run_until_stopped", lambda run, tied: kept.append(run.__self__._keys))
-    monkeypatch.setattr("cli.commands.monitor.run_until_stopped", lambda run, tied: kept.append(run.__self__._token))
+    monkeypatch.setattr("cli.commands.api.run_until_stopped", lambda run, tied: kept.append(run.__self__.keys))
+    monkeypatch.setattr("cli.commands.monitor.run_until_stopped", lambda run, tied: kept.append(run.__self__.token))
     monkeypatch.setenv("PEER_API_KEY", "sk-a sk-b")
     monkeypatch.setenv("PEER_MONITOR_TOKEN", "t-a")
     monitor = ["monitor", invite, "--db", tmp_path / "db"]
