@@ -115,7 +115,7 @@ class _Monitor:
     _trouble: str = ""
 
     async def run(self) -> None:
-        from swarm.monitor.app import Access, monitor_app
+        from swarm.monitor.app import monitor_app
         from swarm.monitor.collector import MonitorCollector
         from swarm.monitor.history.memory import open_history
         from swarm.monitor.history.publish import publish
@@ -125,8 +125,7 @@ class _Monitor:
         async with open_history(self.db, self.invite.run_id) as history, trio.open_nursery() as nursery:
             remember = partial(self._remember, history)
             collector = MonitorCollector(self.invite, self.home, remember=remember, read_home=self._read_home)
-            app = monitor_app(collector, history)
-            app.add_middleware(Access, token=self.token, host=self.address.name)
+            app = monitor_app(collector, history, self.token, self.address.name)
             nursery.start_soon(collector.run)
             if self.folder is not None:
                 nursery.start_soon(publish, self.folder, collector, history, self._say_once)

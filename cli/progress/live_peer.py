@@ -1,4 +1,4 @@
-"""What a live view knows of one process: what it says of itself, and what only its own machine hears."""
+"""The facts that a live view has of one process: those of its record, and those that only its own machine hears."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from swarm.status.state import MemberClaims, MemberFacts, MemberSeen, MemberStat
 
 STARTING: Final = "starting the worker"
 """The phase of a peer that is in the run and whose worker is not ready yet."""
+TOPICS_MAX: Final = 1024
 
 
 @dataclass
@@ -81,13 +82,13 @@ class LivePeer:
         self.round_bytes_up = 0
         """What it sent in its last round."""
         self.useless_round = 0
-        """The last round of which it could use no step; 0: none."""
+        """The last round in which it could use no step; 0: none."""
         self.fed: tuple[float, TextFed, float] | None = None
-        """What a feeder has told: when, what, and when a note last showed it."""
+        """Of a feeder: the time of its last event, the event, and the time of the last note about it."""
         self.catches_up_until = 0.0
         """At a coordinator that was started again: Unix time until which it learns of rounds committed before."""
         self.told_round = 0
-        """At a coordinator: the last round of which members have told."""
+        """At a coordinator: the last round in the members' reports."""
         self.said: dict[str, str] = {}
         """What notes have said last, by topic."""
 
@@ -108,9 +109,9 @@ class LivePeer:
         """Take in what it says of itself: fields of `MemberClaims`."""
         self.member = replace(self.member, claims=replace(self.claims, **changes))
 
-    def is_news(self, topic: str, text: str, most: int) -> bool:
-        """Return whether a note on that topic is news, and remember it; of more than `most` topics none is."""
-        if self.said.get(topic) == text or (topic not in self.said and len(self.said) >= most):
+    def is_news(self, topic: str, text: str) -> bool:
+        """Return whether a note on that topic is news, and remember it; of more than `TOPICS_MAX` topics none is."""
+        if self.said.get(topic) == text or (topic not in self.said and len(self.said) >= TOPICS_MAX):
             return False
         self.said[topic] = text
         return True

@@ -54,13 +54,8 @@ def _worker_ready(view: ViewState, peer: LivePeer, at: float, event: machine.Wor
     return is_new
 
 
-def _peer_paused(view: ViewState, peer: LivePeer, at: float, event: machine.PeerPaused) -> bool:
-    peer.paused = True
-    return True
-
-
-def _peer_resumed(view: ViewState, peer: LivePeer, at: float, event: machine.PeerResumed) -> bool:
-    peer.paused = False
+def _pause(view: ViewState, peer: LivePeer, at: float, event: machine.PeerPaused | machine.PeerResumed) -> bool:
+    peer.paused = isinstance(event, machine.PeerPaused)
     return True
 
 
@@ -105,12 +100,12 @@ def _round_discarded(view: ViewState, peer: LivePeer, at: float, event: rounds.D
         view.discarded[place] = event.reason
         view.trim(view.discarded)
         peer.claim(phase=_BETWEEN)
-        view.note(replace(event, stage=peer.claims.stage).sentence("", view.name_of))
+        view.note(replace(event, stage=peer.claims.stage).sentence(peer.name, view.name_of))
     return False
 
 
 def _corpus_read(view: ViewState, peer: LivePeer, at: float, event: machine.CorpusRead) -> bool:
-    return peer.is_news("corpus", "".join(event.account), PEERS_MAX)  # each new worker reads the same text again
+    return peer.is_news("corpus", "".join(event.account))  # each new worker reads the same text again
 
 
 def _val_evaluated(view: ViewState, peer: LivePeer, at: float, event: rounds.ValEvaluated) -> bool:
@@ -127,12 +122,12 @@ def _steps_skipped(view: ViewState, peer: LivePeer, at: float, event: rounds.Ste
 
 def _once(topic: str) -> Handler:
     """Return a handler for what happens over and over, and is said once."""
-    return lambda view, peer, at, event: peer.is_news(topic, topic, PEERS_MAX)
+    return lambda view, peer, at, event: peer.is_news(topic, topic)
 
 
 def _relay(view: ViewState, peer: LivePeer, at: float, event: machine.RelayFailed | machine.RelayReserved) -> bool:
     """Note a change: a relay is asked again and again."""
-    return peer.is_news(f"relay {event.relay}", event.event_name(), PEERS_MAX)
+    return peer.is_news(f"relay {event.relay}", event.event_name())
 
 
 def _peer_suspect(view: ViewState, peer: LivePeer, at: float, event: groups.PeerSuspect) -> bool:
@@ -240,7 +235,7 @@ def _text_fed(view: ViewState, peer: LivePeer, at: float, event: stages.TextFed)
 
 
 def _position(peer: LivePeer, event: OwnRound) -> None:
-    """Take in the round, state and members that a peer stands at."""
+    """Take in the round, state and members of a peer."""
     sent_before = peer.claims.bytes_up
     peer.claim(
         round=event.round,
@@ -283,8 +278,8 @@ PEER_EVENTS: Final[dict[type[Happening], Handler]] = {
     rounds.StepsSkipped: _steps_skipped,
     rounds.RunFinished: _run_finished,
     machine.WorkerReady: _worker_ready,
-    machine.PeerPaused: _peer_paused,
-    machine.PeerResumed: _peer_resumed,
+    machine.PeerPaused: _pause,
+    machine.PeerResumed: _pause,
     machine.CorpusRead: _corpus_read,
     machine.RecordsUnsaved: _once("unsaved"),
     machine.RelayFailed: _relay,

@@ -44,7 +44,7 @@ class Progress(ViewState):
             if event not in self.odd:
                 self.odd.add(event)
                 what = plain(f"{type(error).__name__}: {error}")
-                self.note(f"{peer.name}: its event {event!r} cannot be shown ({what}); it goes on without")
+                self.note(f"{peer.name}: its event {event!r} cannot be shown ({what}); the view continues without it")
 
 
 def plain_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ class ServedBlocks:
     served_at: float | None = None
     """When it began to serve, Unix time; None before."""
     load: serving.LoadChanged = field(default_factory=serving.LoadChanged)
-    """What it told of its load last."""
+    """Its last event about its load."""
     loading: LoadingPhase | None = None
     moves: int = 0
     address: str = ""

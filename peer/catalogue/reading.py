@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
@@ -11,15 +11,12 @@ import msgspec
 from peer.catalogue import groups, machine, rounds, serving, stages
 from peer.catalogue.happening import Happening
 
-
-def _kinds() -> Iterator[type[Happening]]:
-    for room in (rounds, groups, stages, machine, serving):
-        for found in vars(room).values():
-            if isinstance(found, type) and issubclass(found, Happening) and found.__module__ == room.__name__:
-                yield found
-
-
-CATALOGUE: Final[Mapping[str, type[Happening]]] = {kind.event_name(): kind for kind in _kinds()}
+CATALOGUE: Final[Mapping[str, type[Happening]]] = {
+    kind.event_name(): kind
+    for room in (rounds, groups, stages, machine, serving)
+    for kind in vars(room).values()
+    if isinstance(kind, type) and issubclass(kind, Happening) and kind.__module__ == room.__name__
+}
 """Every event that has readers, by its name in the stream."""
 
 

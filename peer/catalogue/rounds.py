@@ -139,7 +139,7 @@ class HeadSeen(Happening, frozen=True):
 class DiscardedRound(Happening, frozen=True):
     stream_name: ClassVar = "round_discarded"
     told: ClassVar = ("round",)
-    said: ClassVar = "round {round}{of} discarded{why}"
+    said: ClassVar = "{teller} discards round {round}{of}{why}"
     round: int
     reason: str = ""
     stage: int | None = None

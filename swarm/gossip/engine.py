@@ -111,8 +111,7 @@ class GossipEngine:
                 self.phase = "exchanging"
                 self._context.host.events.emit(PhaseEntered(round=self.replica.round + 1, phase="exchange"))
                 self._norm_check.begin(outgoing, work.steps)
-                partners = lambda: candidates(self.others(), self.replica.round, (), self._random)  # noqa: E731
-                exchange = await match.meet(partners, self._wait_s(), self._norm_check)
+                exchange = await match.meet(self._partners, self._wait_s(), self._norm_check)
             else:
                 work = None
         finally:
@@ -159,6 +158,9 @@ class GossipEngine:
             self._context.host.events.emit("update_unusable", round=self.replica.round, reason=str(error))
             return False
         return True
+
+    def _partners(self) -> list[str]:
+        return candidates(self.others(), self.replica.round, (), self._random)
 
     def _wait_s(self) -> float:
         """As long as this peer's own work takes: a peer as fast as this one is ready by then."""

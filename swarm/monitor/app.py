@@ -23,6 +23,7 @@ import msgspec
 import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -90,8 +91,8 @@ class Access:
         )
 
 
-def monitor_app(collector: MonitorCollector, history: History) -> Starlette:
-    """Return the application, which answers all that reach it: `Access` goes before it."""
+def monitor_app(collector: MonitorCollector, history: History, token: str, host: str) -> Starlette:
+    """Return the application for those that `Access` lets in."""
     streams = trio.CapacityLimiter(STREAMS_MAX)
 
     async def state(request: Request) -> Response:
@@ -141,7 +142,8 @@ def monitor_app(collector: MonitorCollector, history: History) -> Starlette:
         Route("/healthz", health),
         *page_routes(_PAGE),
     ]
-    return Starlette(routes=routes, exception_handlers={HTTPException: refuse})
+    access = Middleware(Access, token=token, host=host)
+    return Starlette(routes=routes, exception_handlers={HTTPException: refuse}, middleware=[access])
 
 
 def encoded(state: MonitorState) -> bytes:

@@ -5,6 +5,7 @@ Everything here is a claim, and its texts are strangers': they are cut and made 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Final
 
 from peer.catalogue.groups import MemberJoined
@@ -37,8 +38,8 @@ def log_lines(told: Mapping[str, Sequence[Heard]], names: Mapping[str, str]) -> 
 
     lines: list[tuple[float, str, str]] = []
     for peer, events in told.items():
-        texts = [(at, peer, plain(event.sentence(who(peer), who))) for at, event in events]
-        lines += [line for line in texts if line[2]][-OF_ONE_MAX:]
+        newest_first = ((at, peer, plain(event.sentence(who(peer), who))) for at, event in reversed(events))
+        lines += islice((line for line in newest_first if line[2]), OF_ONE_MAX)
     merged: list[LogLine] = []
     newest: dict[str, int] = {}  # the place in `merged` of the last line with a text
     for at, peer, text in sorted(lines, reverse=True):

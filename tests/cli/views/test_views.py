@@ -88,7 +88,7 @@ def test_notes_are_lines_where_there_is_no_terminal() -> None:
     progress = Progress("a run", say=lines.append)
     progress.apply("a", "round_discarded", 1.0, {"round": 4, "reason": "no quorum"})
     progress.apply("a", "checkpoint_failed", 1.0, {"round": 4, "reason": "disk full"})
-    assert [line.split("  ", 1)[1] for line in lines] == ["round 4 discarded: no quorum", "a: disk full"]
+    assert [line.split("  ", 1)[1] for line in lines] == ["a discards round 4: no quorum", "a: disk full"]
 
 
 def test_a_full_disk_is_noted_once_until_a_round_is_saved() -> None:

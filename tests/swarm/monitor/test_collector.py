@@ -28,7 +28,7 @@ from swarm.membership.membership import Membership
 from swarm.membership.told_events import EVENTS, AskEvents, EventPage, ToldEvent, serve_events
 from swarm.monitor import collector as collector_module
 from swarm.monitor import member_events
-from swarm.monitor.app import Access, monitor_app
+from swarm.monitor.app import monitor_app
 from swarm.monitor.collector import MonitorCollector
 from swarm.monitor.history.memory import History, open_history
 from swarm.protocol.head import Member
@@ -106,8 +106,7 @@ async def open_monitor(collector: MonitorCollector, token: str = "") -> AsyncIte
             urls.append(url)
             listening.set()
 
-        app = monitor_app(collector, History(Path("unopened"), "r" * 32))
-        app.add_middleware(Access, token=token)
+        app = monitor_app(collector, History(Path("unopened"), "r" * 32), token, "127.0.0.1")
         nursery.start_soon(serve_http, app, ListenAddress("127.0.0.1", 0), tell)
         await listening.wait()
         yield Site(urls[0])
