@@ -187,12 +187,24 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.hidden_size // self.heads if self.head_dim is None else self.head_dim
 
 
+class PagesConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """A data set of pages (`peer.data.pages`): its name and its sizes, which a peer knows before it has the index."""
+
+    root: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+    """The hex blake3 of its index."""
+    index_bytes: Annotated[int, msgspec.Meta(ge=1, le=4 << 20)]
+    windows: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+    """To train on."""
+    held_out_windows: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
+
+
 class DataConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The training text that every peer reads from its own disk."""
+    """The training text: what every peer reads from its own disk, or one data set for all."""
 
     seq_len: int
-    source: Literal["stdlib", "folder"] = "stdlib"
-    """The text of the machine's Python standard library, or of a folder that the peer's own user names."""
+    source: Literal["stdlib", "folder", "pages"] = "stdlib"
+    """The text of the machine's Python standard library, or of a folder that the peer's own user names; or the pages of
+    a data set, which the coordinator names with --data and peers fetch from each other."""
     validation_share: float = 0.05
     """The part of the text that is held out, in (0, 1)."""
     max_bytes: int = 256 << 20
@@ -200,7 +212,10 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True):
     paths, up to a line's end. A machine of little memory reads less."""
     end_of_text: Annotated[str, msgspec.Meta(max_length=64)] | None = None
     """The special token of the run's tokenizer that stands where a text ends, such as "</s>"; "" for an empty line.
-    None is the same in a manifest; in RUN.toml it is the token that the checkpoint names."""
+    None is the same in a manifest; in RUN.toml it is the token that the checkpoint names. Of a data set it is that of
+    its index."""
+    pages: PagesConfig | None = None
+    """In a manifest: the data set of the source "pages"."""
 
     def __post_init__(self) -> None:
         check_range(self, 1, TOKENS_MAX, "seq_len")

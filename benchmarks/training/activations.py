@@ -42,7 +42,7 @@ from benchmarks.training.convergence_training import BATCH, HELD_OUT, INNER, RAM
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.data.corpus import Corpus, load_corpus
+from peer.data.text_corpus import TextCorpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import MicroBatch, StageSpec
@@ -140,7 +140,7 @@ class Pipeline:
         for stage in self.stages:
             stage.step(step, epoch=step + 1)
 
-    def held_out(self, corpus: Corpus, epoch: int) -> float:
+    def held_out(self, corpus: TextCorpus, epoch: int) -> float:
         batches = corpus.held_out_batches(*HELD_OUT)
         return fmean(float(self.losses("", tokens, epoch, keep=False).mean()) for tokens in batches)
 

@@ -32,7 +32,7 @@ from peer.compute.build_optimizer import build_inner
 from peer.compute.inner_optimizer import AdamW
 from peer.compute.optimizer import InnerSpec
 from peer.config import DataConfig, InnerConfig, ModelConfig
-from peer.data.corpus import load_corpus
+from peer.data.text_corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat

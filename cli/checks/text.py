@@ -6,7 +6,7 @@ from typing import Final
 
 from cli.checks.machine import Finding, failure
 from peer.config import DataConfig
-from peer.data.corpus import within_memory
+from peer.data.text_corpus import within_memory
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import BarnraiseError
 from peer.files import temporary_folder

@@ -12,7 +12,7 @@ from peer.data.tokenizer import BYTES
 from peer.events import EventLog
 from peer.footprint.layout import Compute, Layout
 from peer.footprint.step_size import StepSize
-from peer.ipc.corpus_messages import LoadCorpus, OwnText
+from peer.ipc.corpus_messages import LoadCorpus, OwnText, PageFolders
 from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_spec import StageSpec
@@ -34,6 +34,8 @@ class WorkerConfig:
     """The id of the run. A worker takes the saved inner optimizer's state only of the same run."""
     tokenizer: str = BYTES
     text: OwnText = field(default_factory=OwnText)
+    pages: PageFolders | None = None
+    """Of a run that trains on a data set."""
     compute: Compute = field(default_factory=Compute)
     step_size: StepSize | None = None
     """Where nothing better is known: None for whole batches. On one GPU the worker measures what fits."""
@@ -73,9 +75,13 @@ class WorkerConfig:
 
     def load_corpus(self, folder: Path) -> LoadCorpus:
         """Return the first message to a worker that reads the text; `folder` is the one that it may write."""
-        vocabulary = self.model.vocab_size
         return LoadCorpus(
-            data=self.data, tokenizer=self.tokenizer, vocab_size=vocabulary, text=self.text, directory=str(folder)
+            data=self.data,
+            tokenizer=self.tokenizer,
+            vocab_size=self.model.vocab_size,
+            text=self.text,
+            pages=self.pages,
+            directory=str(folder),
         )
 
     @property

@@ -8,7 +8,7 @@ from typing import Final
 import trio
 
 from peer.corpus_facts import CorpusFacts
-from peer.data.corpus import Corpus, has_packed_text, load_corpus, map_ids
+from peer.data.text_corpus import TextCorpus, has_packed_text, load_corpus, map_ids
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.corpus_messages import LoadCorpus
@@ -21,13 +21,15 @@ LOG: Final = "corpus-worker.log"
 LIMIT_S: Final = 600.0
 
 
-async def read_corpus_apart(config: WorkerConfig) -> Corpus:
+async def read_corpus_apart(config: WorkerConfig) -> TextCorpus:
     """Return the corpus of a peer. Raises as `read_text_apart`."""
     load = config.load_corpus(config.corpus_folder)
     return await read_text_apart(load, config.directory / LOG, config.compute.threads_each, config.load_timeout_s)
 
 
-async def read_text_apart(load: LoadCorpus, log: Path, threads: int | None = None, limit_s: float = LIMIT_S) -> Corpus:
+async def read_text_apart(
+    load: LoadCorpus, log: Path, threads: int | None = None, limit_s: float = LIMIT_S
+) -> TextCorpus:
     """Return this machine's corpus. A tokenizer of the run's, and what unpacks text, run in a worker process of their
     own, which is ended when the ids are on disk. Raises ConfigError if there is too little text or the tokenizer is
     refused, WorkerError."""
@@ -46,8 +48,8 @@ async def read_text_apart(load: LoadCorpus, log: Path, threads: int | None = Non
     return await trio.to_thread.run_sync(_mapped, load, answer.corpus_digest, answer.corpus, answer.corpus_files)
 
 
-def _mapped(load: LoadCorpus, digest: bytes, facts: CorpusFacts, files: CorpusFiles) -> Corpus:
-    return Corpus(
+def _mapped(load: LoadCorpus, digest: bytes, facts: CorpusFacts, files: CorpusFiles) -> TextCorpus:
+    return TextCorpus(
         train=_ids(load, files.train),
         held_out=_ids(load, files.held_out),
         digest=digest,

@@ -13,7 +13,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from peer.data.corpus import Corpus, load_corpus, write_ids
+from peer.data.corpus import Corpus
+from peer.data.pages.cache import CachedPages
+from peer.data.pages.corpus import PagedCorpus
+from peer.data.pages.folder import BuiltPages, load_index
+from peer.data.pages.index import check_vocabulary
+from peer.data.text_corpus import TextCorpus, load_corpus, write_ids
 from peer.data.tokenizer import Ids, load_tokenizer
 from peer.errors import ConfigError
 from peer.ipc.corpus_messages import LoadCorpus
@@ -27,7 +32,7 @@ class CorpusWorker:
     commands: ClassVar[Any] = Stop
 
     def __init__(self, link: ControlLink, load: LoadCorpus) -> None:
-        corpus = read_corpus(load)
+        corpus = _read_text(load)
         link.send(
             ModelLoaded(
                 device="",
@@ -46,7 +51,18 @@ class CorpusWorker:
 
 
 def read_corpus(load: LoadCorpus) -> Corpus:
-    """Read the text of this machine with the run's tokenizer. Raises ConfigError."""
+    """Read the text of this machine with the run's tokenizer, or the index of the run's data set. Raises
+    ConfigError."""
+    if load.pages is None:
+        return _read_text(load)
+    assert load.data.pages is not None
+    index = load_index(Path(load.pages.index), load.data.pages)
+    check_vocabulary(index, load.vocab_size)
+    built = [BuiltPages(Path(load.pages.built), index)] if load.pages.built else []
+    return PagedCorpus(index, load.data.pages.root, [*built, CachedPages(Path(load.pages.cache))])
+
+
+def _read_text(load: LoadCorpus) -> TextCorpus:
     tokenizer = load_tokenizer(load.tokenizer)
     if tokenizer.vocab_size > load.vocab_size:
         raise ConfigError(

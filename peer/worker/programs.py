@@ -101,7 +101,8 @@ def _stage_grants(load: LoadStage) -> Grants:
 
 
 def _corpus_grants(load: LoadCorpus) -> Grants:
-    return Grants(private=load.directory, readable=_named(load.text.folder, load.tokenizer))
+    pages = () if load.pages is None else _named(load.pages.index, load.pages.cache, load.pages.built)
+    return Grants(private=load.directory, readable=(*_named(load.text.folder, load.tokenizer), *pages))
 
 
 def _block_grants(load: LoadBlocks) -> Grants:

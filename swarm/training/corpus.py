@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import trio
 from torch import Tensor
 
-from peer.data import corpus as data
+from peer.data import text_corpus
 from peer.data.corpus import Corpus, sample_numbers
 from peer.worker.corpus_client import read_corpus_apart
 from swarm.protocol.ledger import Range
@@ -45,4 +45,4 @@ async def open_corpus(context: PeerContext) -> CorpusReader:
 
 async def has_text(context: PeerContext) -> bool:
     """Whether this machine has any of the run's text."""
-    return await trio.to_thread.run_sync(data.has_text, context.manifest.data, context.config.text.folder)
+    return await trio.to_thread.run_sync(text_corpus.has_text, context.manifest.data, context.config.text.folder)

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from peer.data.corpus import check_source, token_cache_bytes
+from peer.data.text_corpus import check_source, token_cache_bytes
 from peer.errors import ConfigError, ResourceError
 from peer.footprint.host import written_in_a_day
 from peer.footprint.layout import ONE_DEVICE, Layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peer.data.corpus import within_memory
+from peer.data.text_corpus import within_memory
 from peer.ipc.stage_spec import StageSpec
 from peer.machine import memory_bytes
 from peer.worker.client import WorkerConfig

@@ -13,7 +13,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from peer.config import ModelConfig
-from peer.data.corpus import _tokenize
+from peer.data.text_corpus import _tokenize
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.errors import BarnraiseError
 from peer.model.huggingface import export_pretrained, flatten, load_pretrained

@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 
 from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
-from peer.data.corpus import Corpus, has_text, load_corpus, permute, sample_numbers
+from peer.data.corpus import sample_numbers
+from peer.data.permute import permute
+from peer.data.text_corpus import TextCorpus, has_text, load_corpus
 from peer.data.tokenizer import ByteTokenizer, Ids
 from peer.errors import ConfigError
 
@@ -41,10 +43,10 @@ def _folder(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def _numbered(root: Path, windows: int, seq_len: int) -> Corpus:
+def _numbered(root: Path, windows: int, seq_len: int) -> TextCorpus:
     """A corpus whose training window k starts with the byte k: every window tells which one it is."""
     text = b"".join(bytes([k]) + bytes([255]) * (seq_len - 1) for k in range(windows)) + b"\xff"
-    return Corpus(
+    return TextCorpus(
         train=ByteTokenizer().encode_file(text),
         held_out=ByteTokenizer().encode_file(text),
         digest=b"",

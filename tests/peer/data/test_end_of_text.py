@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as HubTokenizer
 
 from peer.config import DataConfig
-from peer.data.corpus import Corpus, load_corpus
+from peer.data.text_corpus import TextCorpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer, Tokenizer, load_tokenizer
 
 TOKEN = "<|endoftext|>"
@@ -29,12 +29,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return load_tokenizer(str(folder))
 
 
-def read(folder: Path, tokenizer: Tokenizer, end_of_text: str | None) -> Corpus:
+def read(folder: Path, tokenizer: Tokenizer, end_of_text: str | None) -> TextCorpus:
     config = DataConfig(seq_len=16, source="folder", validation_share=0.3, end_of_text=end_of_text)
     return load_corpus(config, tokenizer, str(folder))
 
 
-def texts_of(corpus: Corpus, tokenizer: Tokenizer) -> list[str]:
+def texts_of(corpus: TextCorpus, tokenizer: Tokenizer) -> list[str]:
     """What lies between the tokens."""
     (end,) = tokenizer.encode(TOKEN)
     found = []

@@ -16,7 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from peer.config import DataConfig
-from peer.data.corpus import _source, has_text, load_corpus, token_cache_bytes
+from peer.data.text_corpus import _source, has_text, load_corpus, token_cache_bytes
 from peer.data.text_files import Texts, read_texts
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.config import DataConfig
-from peer.data.corpus import load_corpus
 from peer.data.held_out import BLOCK_BYTES, blocks_of, split
+from peer.data.text_corpus import load_corpus
 from peer.data.text_files import EMPTY_LINE, FileText
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError

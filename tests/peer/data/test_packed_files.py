@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from peer.config import DataConfig
-from peer.data.corpus import has_packed_text, load_corpus, token_cache_bytes
 from peer.data.folder_files import TextSource
 from peer.data.packed_files import PARQUET, RATIO, is_whole
+from peer.data.text_corpus import has_packed_text, load_corpus, token_cache_bytes
 from peer.data.text_files import Texts, read_texts
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from peer.config import DataConfig
 from peer.data import text_files
-from peer.data.corpus import check_source, has_text, load_corpus, within_memory
 from peer.data.folder_files import TextSource
 from peer.data.packed_files import NoText
+from peer.data.text_corpus import check_source, has_text, load_corpus, within_memory
 from peer.data.text_files import Texts, read_texts
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError

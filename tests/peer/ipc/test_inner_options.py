@@ -19,7 +19,7 @@ import trio.testing
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig
-from peer.data.corpus import Corpus, load_corpus
+from peer.data.text_corpus import TextCorpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import EventLog
 from peer.ipc.first_message import FirstMessage
@@ -53,7 +53,7 @@ class Twins:
 
     worker_group: WorkerGroup
     log: Log
-    corpus: Corpus
+    corpus: TextCorpus
     mine: InnerTrainer
 
     def steps(self, numbers: range, first_step: int) -> None:

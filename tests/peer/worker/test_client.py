@@ -24,7 +24,7 @@ from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
 from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
-from peer.data.corpus import load_corpus
+from peer.data.text_corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
 from peer.events import Event

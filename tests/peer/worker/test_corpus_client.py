@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peer.data.corpus import load_corpus
+from peer.data.text_corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.corpus_messages import OwnText

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from peer.checkpoint.inner_state import DROPPED
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
-from peer.data.corpus import load_corpus
+from peer.data.text_corpus import load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event
 from peer.model.layout import init_flat

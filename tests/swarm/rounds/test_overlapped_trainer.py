@@ -19,7 +19,7 @@ from optim.strategies.interface import RoundInfo
 from optim.strategies.registry import build_strategy
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
-from peer.data.corpus import Corpus, load_corpus
+from peer.data.text_corpus import TextCorpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import Event
 from peer.ipc.inner_options import InnerRunOptions
@@ -57,7 +57,7 @@ class Scene:
     trainer: WorkerTrainer
     log: Log
     events: list[Event]
-    corpus: Corpus
+    corpus: TextCorpus
     twin: InnerTrainer
 
     def new_outer(self, seed: int, changed: tuple[slice, ...] | None) -> torch.Tensor:

@@ -1,0 +1,120 @@
+"""Samples from the pages of a data set. A sample's number means the same tokens on every machine.
+
+An epoch takes the pages in the order of a keyed permutation, and the windows of each in another; the last page, which
+is shorter, comes last. So a range of numbers touches few pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from peer.corpus_facts import CorpusFacts
+from peer.data.pages.folder import Pages, read_at
+from peer.data.pages.index import PageIndex
+from peer.data.permute import permute
+from peer.errors import ConfigError
+
+
+class PagedCorpus:
+    """A corpus whose pages lie in one of several places. A page is not looked for before a sample of it is read."""
+
+    def __init__(self, index: PageIndex, root: str, places: Sequence[Pages]) -> None:
+        self.index, self.digest = index, bytes.fromhex(root)
+        self.seq_len = index.seq_len
+        self.facts = facts_of(index, root)
+        self._places = places
+
+    @property
+    def windows(self) -> int:
+        """The number of samples in one epoch."""
+        return self.index.train.windows
+
+    @property
+    def bytes_per_token(self) -> float:
+        """The ratio in the held-out text, which converts a loss in nats a token to nats a byte."""
+        return self.facts.held_out_bytes / self.facts.held_out_tokens
+
+    def batch(self, numbers: list[int], seed: int) -> Tensor:
+        """Return the samples with these numbers, (B, seq_len + 1) int64. Raises ConfigError for a page that is not
+        there, or holds an id outside the vocabulary."""
+        return self._tensor([place_of(self.index, number, seed) for number in numbers])
+
+    def held_out_batches(self, batch_size: int, max_batches: int) -> Iterator[Tensor]:
+        """Yield at most `max_batches` batches of windows, spread evenly over the first held-out page: its documents are
+        as random a choice as those of all. The same on every call."""
+        page = self.index.train.pages
+        windows = self.index.rows(page)
+        count = min(windows, batch_size * max_batches)
+        rows = [(page, at * windows // count) for at in range(count)]
+        for at in range(0, count, batch_size):
+            yield self._tensor(rows[at : at + batch_size])
+
+    def _tensor(self, rows: Iterable[tuple[int, int]]) -> Tensor:
+        data = b"".join(self._row(page, row) for page, row in rows)
+        try:
+            return torch.from_numpy(self.index.ids(data).astype(np.int64))
+        except ValueError as error:
+            raise ConfigError(f"the data set cannot be trained on, since {error}: build it again") from error
+
+    def _row(self, page: int, row: int) -> bytes:
+        size_bytes = self.index.row_bytes
+        place = next((found for pages in self._places if (found := pages.find(page)) is not None), None)
+        if place is not None:
+            try:
+                data = read_at(place, row * size_bytes, size_bytes)
+            except OSError:
+                data = b""
+            if len(data) == size_bytes:
+                return data
+        raise ConfigError(f"page {page} of the data set is not on this machine")
+
+
+def place_of(index: PageIndex, number: int, seed: int) -> tuple[int, int]:
+    """Return the page that holds a sample, and the window there."""
+    epoch, at = divmod(number, index.train.windows)
+    key = f"{seed}:{epoch}"
+    page = _page_at(index, at // index.page_windows, key)
+    return page, permute(at % index.page_windows, index.rows(page), f"{key}:{page}")
+
+
+def pages_of(index: PageIndex, ranges: Iterable[tuple[int, int]], seed: int) -> list[int]:
+    """Return the pages that hold the samples of half-open ranges, in the order in which they are read."""
+    found = dict[int, None]()
+    for first, last in ranges:
+        at = first
+        while at < last:
+            epoch, within = divmod(at, index.train.windows)
+            position = within // index.page_windows
+            found[_page_at(index, position, f"{seed}:{epoch}")] = None
+            at = epoch * index.train.windows + min((position + 1) * index.page_windows, index.train.windows)
+    return [*found]
+
+
+def _page_at(index: PageIndex, position: int, key: str) -> int:
+    """Return the page at a position of the order of an epoch."""
+    whole = index.train.windows // index.page_windows
+    return permute(position, whole, key) if position < whole else whole
+
+
+def facts_of(index: PageIndex, root: str) -> CorpusFacts:
+    """Return the sizes of a data set."""
+    tokens = index.seq_len + 1
+    train, held_out = index.train, index.held_out
+    return CorpusFacts(
+        files=index.pages,
+        documents=train.documents + held_out.documents,
+        train_bytes=train.text_bytes,
+        held_out_bytes=held_out.text_bytes,
+        train_tokens=train.windows * tokens,
+        held_out_tokens=held_out.windows * tokens,
+        truncated=False,
+        account=(
+            f"data set {root[:16]}: {train.documents + held_out.documents:,} documents,"
+            f" {train.windows * tokens:,} tokens to train on in {train.pages:,} pages"
+            f" and {held_out.windows * tokens:,} held out"
+        ),
+    )
