@@ -15,7 +15,7 @@ import trio
 from click.core import ParameterSource
 
 from cli.combinations import refuse_others
-from cli.homes import coordinator_home, encoded, last_port, on_the_port_of, taken_over
+from cli.homes import choices_in, coordinator_home, encoded, last_port, on_the_port_of, taken_over
 from cli.known_homes import note_home
 from cli.options import home_option, reach_options, tied_option
 from cli.progress.event_feed import EventFeed
@@ -92,6 +92,13 @@ if TYPE_CHECKING:
     metavar="URL",
     help="POST a small JSON object to this address when members are missing and when the run is complete.",
 )
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    metavar="DIR",
+    help="The data set that the run trains on, as `peer data build` has written it. Members fetch its pages from here"
+    " and from each other: all of them can read it.",
+)
 @track_option
 @reach_options("/ip4/0.0.0.0/tcp/31337", "relay", "map_port", "lan", "bootstrap")
 @click.option("--json", "as_json", is_flag=True, help="Print the invite and every event as JSON lines.")
@@ -109,6 +116,7 @@ def coordinate(
     make_successor: Path | None,
     successor: Path | None,
     notify: str,
+    data: Path | None,
     track: str | None,
     reach: Reach,
     as_json: bool,
@@ -118,7 +126,8 @@ def coordinate(
 
     Open runs and pipelines need this process for every round, unless RUN.toml makes it a witness. Other runs need
     it only to start, and when more than half of the members are lost at once. The invite holds its
-    address: a restart takes over --listen, --announce, --relay and --bootstrap, and the port, unless one is given.
+    address: a restart takes over --listen, --announce, --relay, --bootstrap and --data, and the port, unless one is
+    given.
     """
     if init:
         refuse_others("--init", "init", "run_toml")
@@ -139,13 +148,14 @@ def coordinate(
     home = home or coordinator_home(heir.run if heir else None if run is None else run.run.name)
     if not tied:
         note_home(home)
+    data = data or _last_data(home)
     again: dict[str, Any] = {name: taken_over(context, home, name) for name in _KEPT}
     reach = replace(reach, **again)
     if (port := last_port(home)) and context.get_parameter_source("listen") is not ParameterSource.COMMANDLINE:
         reach = _kept_port(home, reach, port)
     from swarm.coordinator.coordinator import CoordinatorConfig
 
-    config = CoordinatorConfig(home, run, reach, banned, kept, new_invite, restored, notify, heir)
+    config = CoordinatorConfig(home, run, reach, banned, kept, new_invite, restored, notify, heir, data)
     _run(config, track, as_json, tied)
 
 
@@ -156,6 +166,17 @@ def _cautions(run: RunConfig) -> list[str]:
 
 
 _KEPT: Final = ("listen", "announce", "relays", "bootstrap")
+
+
+def _last_data(home: Path) -> Path | None:
+    """Return the data set of the last start from this home; None if there was none or its folder is gone."""
+    kept = choices_in(home).get("data")
+    if not isinstance(kept, str):
+        return None
+    if not os.path.isdir(kept):
+        say(f"Warning: the data set in {kept} is gone: members have the pages that they keep, or none.", err=True)
+        return None
+    return Path(kept)
 
 
 def _kept_port(home: Path, reach: Reach, port: int) -> Reach:
@@ -236,7 +257,8 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
         write_atomically(Home(config.home).invite, f"{text}\n".encode())
         if again:  # it names other members: the one on the screen stays good
             return
-        write_atomically(Home(config.home).choices, encoded({name: getattr(config.reach, name) for name in _KEPT}))
+        kept = {name: getattr(config.reach, name) for name in _KEPT} | {"data": config.data}
+        write_atomically(Home(config.home).choices, encoded(kept))
         if as_json:
             shown = {"event": "invite", "invite": text, "run_id": invite.run_id, "addresses": list(invite.addresses)}
             say_json(shown, uncut=True)
@@ -244,6 +266,8 @@ def _run(config: CoordinatorConfig, track: str | None, as_json: bool, tied: bool
         say(f"Run {invite.run_id} is open at {', '.join(invite.addresses)}", err=True, uncut=True)
         if caution := _REACH[invite.reach]:
             say(caution, err=True)
+        if config.data is not None:
+            say(f"All members can read the data set in {config.data}.", err=True)
         say("To take part, run on another machine:", "", err=True)
         say(f"peer join {text}", "", uncut=True)
         progress.pinned = f"The invite stands in {Home(config.home).invite}; Ctrl-C stops."

@@ -55,7 +55,15 @@ _STAGE_MAX = (1 << 16) - 1
 @home_option("Folder for this peer's key, checkpoints and event log.  [default: ~/.barnraise/<run id>]")
 @click.option("--name", default="", help="The name shown by `peer status`.  [default: this machine's name]")
 @compute_options
-@text_options("Train on the text in this folder or file.  [default: the run's source, unless that is a folder]")
+@text_options(
+    "Train on the text in this folder or file; in a run of a data set, a folder with that data set.  [default: the"
+    " run's source, unless that is a folder]"
+)
+@amount_option(
+    "--data-cache",
+    "GB",
+    "Disk for pages of the run's data set that come from other peers.  [default: all, at most a tenth of what is free]",
+)
 @amount_option("--upload-limit", "MB/S", "Never send faster.")
 @amount_option("--download-limit", "MB/S", "Never receive faster.")
 @click.option(
@@ -107,6 +115,7 @@ def join(
     name: str,
     compute: Compute,
     text: OwnText,
+    data_cache: float | None,
     upload_limit: float | None,
     download_limit: float | None,
     role: Role,
@@ -152,6 +161,7 @@ def join(
         client=client,
         compute=compute,
         text=text,
+        data_cache_bytes=None if data_cache is None else data_cache * 1e9,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
         role=role,

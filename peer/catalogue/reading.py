@@ -8,12 +8,12 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from peer.catalogue import groups, machine, rounds, serving, stages
+from peer.catalogue import groups, machine, pages, rounds, serving, stages
 from peer.catalogue.happening import Happening
 
 CATALOGUE: Final[Mapping[str, type[Happening]]] = {
     kind.event_name(): kind
-    for room in (rounds, groups, stages, machine, serving)
+    for room in (rounds, groups, stages, machine, pages, serving)
     for kind in vars(room).values()
     if isinstance(kind, type) and issubclass(kind, Happening) and kind.__module__ == room.__name__
 }

@@ -8,6 +8,7 @@ from typing import Final
 import trio
 
 from peer.corpus_facts import CorpusFacts
+from peer.data.corpus import Corpus
 from peer.data.text_corpus import TextCorpus, has_packed_text, load_corpus, map_ids
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError, WorkerError
@@ -15,15 +16,18 @@ from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.messages import CorpusFiles, ModelLoaded
 from peer.machine import usable_cores
 from peer.worker.config import WorkerConfig
+from peer.worker.corpus_pages import open_pages
 from peer.worker.process import WorkerProcess, handshake, make_private
 
 LOG: Final = "corpus-worker.log"
 LIMIT_S: Final = 600.0
 
 
-async def read_corpus_apart(config: WorkerConfig) -> TextCorpus:
+async def read_corpus_apart(config: WorkerConfig) -> Corpus:
     """Return the corpus of a peer. Raises as `read_text_apart`."""
     load = config.load_corpus(config.corpus_folder)
+    if load.pages is not None:  # ids need no tokenizer
+        return await trio.to_thread.run_sync(open_pages, load)
     return await read_text_apart(load, config.directory / LOG, config.compute.threads_each, config.load_timeout_s)
 
 

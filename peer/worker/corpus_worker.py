@@ -14,16 +14,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from peer.data.corpus import Corpus
-from peer.data.pages.cache import CachedPages
-from peer.data.pages.corpus import PagedCorpus
-from peer.data.pages.folder import BuiltPages, load_index
-from peer.data.pages.index import check_vocabulary
 from peer.data.text_corpus import TextCorpus, load_corpus, write_ids
 from peer.data.tokenizer import Ids, load_tokenizer
 from peer.errors import ConfigError
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.messages import CorpusFiles, ModelLoaded, Stop
 from peer.worker.control_link import ControlLink
+from peer.worker.corpus_pages import open_pages
 
 
 class CorpusWorker:
@@ -53,13 +50,7 @@ class CorpusWorker:
 def read_corpus(load: LoadCorpus) -> Corpus:
     """Read the text of this machine with the run's tokenizer, or the index of the run's data set. Raises
     ConfigError."""
-    if load.pages is None:
-        return _read_text(load)
-    assert load.data.pages is not None
-    index = load_index(Path(load.pages.index), load.data.pages)
-    check_vocabulary(index, load.vocab_size)
-    built = [BuiltPages(Path(load.pages.built), index)] if load.pages.built else []
-    return PagedCorpus(index, load.data.pages.root, [*built, CachedPages(Path(load.pages.cache))])
+    return _read_text(load) if load.pages is None else open_pages(load)
 
 
 def _read_text(load: LoadCorpus) -> TextCorpus:

@@ -25,6 +25,7 @@ from peer.net.host import Host, open_host
 from peer.net.lan.discovery import Lan
 from peer.net.reach import Reach
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
+from swarm.coordinator.data_set import offer, open_data_set, tell_of
 from swarm.coordinator.gossip_end import GossipEnd
 from swarm.coordinator.last_states import LastStates
 from swarm.coordinator.member_news import tell_news
@@ -82,6 +83,8 @@ class CoordinatorConfig:
     """The http(s) URL to notify of events that need the operator; empty for none."""
     successor: Successor | None = None
     """Takes over the run of a coordinator that is lost."""
+    data: Path | None = None
+    """The folder of the data set that the run trains on, to be served to members; None for none."""
 
 
 async def run_coordinator(
@@ -101,11 +104,12 @@ async def run_coordinator(
         await refuse_second(home, () if config.successor is None else config.successor.addresses)
         before = load_run_files(config.home)
         run_files, tokenizer, states = await trio.to_thread.run_sync(
-            create_or_reopen, config.home, config.run, identity, events
+            create_or_reopen, config.home, config.run, identity, events, config.data
         )
         is_new = before is None or before[0] != run_files
         disk: Disk = "restored" if config.restored else "new" if is_new else "kept"
         manifest = open_manifest(run_files)
+        library = await trio.to_thread.run_sync(open_data_set, config.data, manifest.data.pages)
         rules, stages = manifest.run, manifest.stages
         events.emit(
             RunEntered(
@@ -132,11 +136,16 @@ async def run_coordinator(
             states.clear()  # the stores hold them
             serve_snapshots(host.rpc, stores)
             serve_second(host)
+            if library is not None:
+                offer(host, library)
             return EnteredRun(run_files, manifest, tokenizer, gate)
 
         lan = Lan(manifest.run_id) if reach.lan else None
-        async with open_peer(opening, home, enter, run_schemas, lan) as peer:
+        async with open_peer(opening, home, enter, run_schemas, lan) as peer, trio.open_nursery() as beside:
+            if library is not None:
+                beside.start_soon(tell_of(peer, library))
             await _coordinate(config, disk, home, peer, stores, ready)
+            beside.cancel_scope.cancel()
 
 
 async def _coordinate(

@@ -22,6 +22,7 @@ from peer.events import EventLog
 from peer.files import write_atomically
 from peer.identity import Identity
 from swarm.coordinator.create_run import CreatedRun, create_run, reload
+from swarm.coordinator.data_set import with_data_set
 from swarm.coordinator.run_progress import GroupStatus
 from swarm.membership.bans import banned_in, extend_bans
 from swarm.membership.member_record import MemberView
@@ -38,12 +39,17 @@ _REQUESTS: Final = ("regroup.request", "regroup.answer")
 _STAGE_FILES: Final = ("agreement", "results", "fetched", "checkpoints", "state.part")
 
 
-def create_or_reopen(path: Path, run: RunConfig | None, identity: Identity, events: EventLog) -> CreatedRun:
+def create_or_reopen(
+    path: Path, run: RunConfig | None, identity: Identity, events: EventLog, data: Path | None = None
+) -> CreatedRun:
     """Return the run of the home at `path`, created if there is none, or if it never began and RUN.toml is another.
+    `data`: the folder of the data set that a new run trains on.
 
     Raises ConfigError, CheckpointError, ResourceError. Event: run_replaced.
     """
     kept, banned = load_run_files(path), frozenset[str]()
+    if run is not None and (kept is None or data is not None):
+        run = with_data_set(run, data)
     if kept is not None:
         run_files, tokenizer = kept
         manifest = open_manifest(run_files)
@@ -107,7 +113,9 @@ def _difference(run: RunConfig, manifest: Manifest, home: Path) -> str:
     sections = ["run", "data", "inner", "outer", "codec", "pipeline"]
     if run.pretrained is None:
         sections.insert(1, "model")
-    if run.data.end_of_text is None:  # left to the checkpoint
+    if run.data.source == "pages" and run.data.pages is None:  # left to the folder of the data set
+        run = msgspec.structs.replace(run, data=msgspec.structs.replace(run.data, pages=manifest.data.pages))
+    if run.data.end_of_text is None:  # left to the checkpoint, or to the data set
         data = msgspec.structs.replace(run.data, end_of_text=manifest.data.end_of_text)
         run = msgspec.structs.replace(run, data=data)
     differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]

@@ -110,10 +110,10 @@ class _GossipParticipant:
         self._awake = trio.Event()
         self._note_pause(context.pause.paused)
         self._me = Member(host.peer_id, secrets.token_hex(8))
-        self._trainer = WorkerTrainer(worker_group, "delta", host.events)
+        self._trainer = WorkerTrainer(worker_group, "delta", host.events, context.samples)
         self._trainer.adopt(replica.theta, None)
         self._upkeep = ReplicaUpkeep(self._trainer, self._save, host.events)
-        snapshots = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX, events=host.events)
+        snapshots = SnapshotStore(replica.size_bytes, SLICE_BYTES_MAX, events=host.events, slots=context.uploads)
         serve_snapshots(host.rpc, [snapshots])
         numel = worker_group.layout.numel
         inner_steps = _InnerSteps(self._me, self._trainer, manifest, numel)

@@ -23,6 +23,7 @@ from swarm.membership.member_record import (
     member_schema,
     vouched,
 )
+from swarm.pages.holdings import holdings_schema
 from swarm.run.credentials import Chain
 from swarm.run.gate import Gate
 from swarm.run.manifest import Manifest
@@ -133,9 +134,9 @@ def server_schema(gate: Gate) -> Schema[ServerRecord]:
 
 
 def run_schemas(gate: Gate) -> list[Schema[Any]]:
-    """Return the kinds of records that the peers of the training run publish which `gate` guards: those that train, and
-    those that serve its last commit."""
-    return [member_schema(gate), server_schema(gate)]
+    """Return the kinds of records that the peers of the training run publish which `gate` guards: those that train,
+    those that serve its last commit, and those that keep pages of its data set."""
+    return [member_schema(gate), server_schema(gate), holdings_schema(gate)]
 
 
 def check_commits(manifest: Manifest) -> None:

@@ -8,7 +8,7 @@ is penalized and not asked again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Final
 
@@ -33,8 +33,8 @@ COOLDOWN_S: Final = 10.0  # for which a feeder that failed is not asked
 PROGRESS_S: Final = 2.5
 ASKERS_MAX: Final = 256
 
-ReadTokens = Callable[[Sequence[Range]], Tensor]
-"""Reads the samples of these ranges from the local corpus, (n, T + 1) int64. Called in a thread."""
+ReadTokens = Callable[[Sequence[Range]], Awaitable[Tensor]]
+"""Reads the samples of these ranges from the local corpus, (n, T + 1) int64, once they are here."""
 
 
 class FeederStats:
@@ -77,7 +77,7 @@ def serve_tokens(
         samples = sum(sizes)
         if call.body.run_id != settings.run_id or min(sizes, default=0) <= 0 or samples > most:
             raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {most} of this run")
-        tokens = await trio.to_thread.run_sync(read, call.body.ranges)
+        tokens = await read(call.body.ranges)
         note(call.peer, samples)
         return Empty(), tokens.numpy().astype("<u4").data
 
@@ -103,7 +103,7 @@ class RemoteTokens:
             tokens = await self._ask(feeder, ranges)
             if tokens is not None:
                 return tokens
-        return await trio.to_thread.run_sync(self._local, ranges)
+        return await self._local(ranges)
 
     def _next(self) -> str | None:
         fit = [

@@ -12,7 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import torch
@@ -26,6 +26,7 @@ from swarm.pipeline.stage_server import StageListener, StageServer
 from swarm.pipeline.weight_sync import WeightSync
 from swarm.protocol.ledger import Range, without
 from swarm.protocol.round_schedule import RoundSchedule
+from swarm.protocol.samples import OwnSamples, SampleSupply
 from swarm.rounds.trainers.trained_rounds import TrainedRounds, smoothed_speed
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 
@@ -43,6 +44,8 @@ class HeldOut:
     """Each batch is (B, T + 1) int64."""
     bytes_per_token: float
     """Of the text."""
+    samples: SampleSupply = field(default_factory=OwnSamples)
+    """What brings samples to stage 0."""
 
 
 class StageTrainer(WeightSync, StageListener):
@@ -104,8 +107,10 @@ class StageTrainer(WeightSync, StageListener):
         await self._validate(max(LAST_EVALUATE_S, LATE * self._server.runner.answer_s))
 
     async def _validate(self, timeout_s: float) -> None:
+        if self._held_out is None or not self._held_out.samples.has_held_out:
+            return
         number, self.validate_round = self.validate_round, None
-        if number is None or self._held_out is None or self._source is None:
+        if number is None or self._source is None:
             return
         began = trio.current_time()
         losses: list[float] = []
@@ -152,6 +157,8 @@ class StageTrainer(WeightSync, StageListener):
         round is over."""
         source, head = self._source, self.head
         assert source is not None and head is not None
+        if self._held_out is not None:
+            self._held_out.samples.expect(request.assignment.ranges)
         left = without(request.assignment.ranges, self._accounting.counted)
         # After a regroup the head has the same round; and a new replica does not know what others have dispatched in
         # it.

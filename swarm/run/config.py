@@ -37,6 +37,7 @@ _SEED: Final = ("run", "seed")  # has 63 bits and its own check
 # Settings of one machine, which a run must not make for another, and one that is no more.
 _REFUSED: Final[dict[tuple[str, ...], str]] = {
     ("data", "path"): "each peer names its own folder, with `peer join --data DIR`",
+    ("data", "pages"): 'set source = "pages", and name the data set with `peer coordinate --data DIR`',
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
     ("run", "faults_tolerated"): 'leave it out; coordinator = "required" lets no number of members make two histories',
 }
@@ -125,6 +126,8 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
     elif model is None:
         raise ConfigError(f"{name} has no section [model]: {_TEMPLATE_HINT}")
     method = _method(raw, name, text)
+    if "pages" in (data if isinstance(data := raw.get("data"), dict) else ()):  # which only a manifest has
+        raise _fault(name, text, ("data", "pages"), _why_unknown(("data",), "pages", method))
     if path := _unknown_field(raw, _sections(method)):
         raise _fault(name, text, path, _why_unknown(path[:-1], path[-1], method))
     try:

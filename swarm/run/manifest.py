@@ -50,7 +50,8 @@ ROPE_KIND: Final = "rope_kind"
 OUTPUT_BIAS: Final = "output_bias"
 BUNDLES: Final = "bundles"
 SHARES: Final = "shares_by_link"
-FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES})
+PAGES: Final = "pages"
+FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES})
 """Features that a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
@@ -120,6 +121,8 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
         super().__post_init__()
         if not set(features_of(self.run, self.data)) <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")
+        if (self.data.source == "pages") != (self.data.pages is not None):
+            raise ValueError("pages are not named where the source is pages, or where it is not")
         if self.base_model and not is_hub_id(self.base_model):
             raise ValueError("base_model is no id of the Hugging Face Hub")
         if len(self.genesis) != self.pipeline.stages or any(len(root) != HASH_BYTES for root in self.genesis):
@@ -307,7 +310,11 @@ def check_features(required: Iterable[str]) -> None:
 
 def features_of(run: RunRules, data: DataConfig) -> tuple[str, ...]:
     """Return what the rules require of the software of each peer."""
-    needed = {COMPUTE_CEILING: run.compute_s_max != COMPUTE_S, END_OF_TEXT: bool(data.end_of_text)}
+    needed = {
+        COMPUTE_CEILING: run.compute_s_max != COMPUTE_S,
+        END_OF_TEXT: bool(data.end_of_text),
+        PAGES: data.source == "pages",
+    }
     return tuple(name for name, needs in needed.items() if needs)
 
 

@@ -12,12 +12,14 @@ from peer.ipc.corpus_messages import OwnText
 from peer.net.host import Host
 from peer.net.reach import Reach
 from peer.worker.launch import BEHIND_THE_NETWORK
+from swarm.protocol.samples import OwnSamples, SampleSupply
 from swarm.run.gate import Gate
 from swarm.run.home import Home
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.run.owners_pause import OwnersPause
 from swarm.run.pause_conditions import PauseCondition
+from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 
 Role = Literal["auto", "full", "stage", "feeder"]
 StatePlace = Literal["auto", "memory", "disk"]
@@ -35,7 +37,10 @@ class JoinConfig:
     """Whether the peer dials others and is never dialled, though it might be."""
     compute: Compute = field(default_factory=Compute)
     text: OwnText = field(default_factory=OwnText)
-    """Where it names none, the run's source is read, if that is on every machine."""
+    """Where it names none, the run's source is read, if that is on every machine. In a run of pages it names a folder
+    with all of them."""
+    data_cache_bytes: float | None = None
+    """Room for pages that come from other peers; None: as `swarm.pages.opening` finds."""
     upload_bytes_per_s: float | None = None
     """A cap, None for no cap; so is `download_bytes_per_s`."""
     download_bytes_per_s: float | None = None
@@ -70,3 +75,7 @@ class PeerContext(Place):
     gate: Gate
     node: Node
     pause: OwnersPause
+    samples: SampleSupply = field(default_factory=OwnSamples)
+    """What brings the run's samples to this machine."""
+    uploads: UploadSlots = field(default_factory=lambda: UploadSlots(SnapshotLimits()))
+    """What all states and pages that this peer gives share."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import trio
 
@@ -18,11 +18,10 @@ from peer.catalogue.rounds import StateProgress
 from peer.checkpoint.hash_tree import StateTree
 from peer.errors import NetworkError, ProtocolViolation, RemoteError, ResourceError
 from peer.events import EventLog
-from peer.net.rpc import Reply, Rpc
+from peer.net.rpc import Method, Reply, Rpc
 from peer.net.rpc_server import UNKNOWN_METHOD
-from swarm.state.chunk_scheduler import NO_HOPE, Ask, ChunkScheduler, Donor, DonorStatus
+from swarm.state.chunk_scheduler import NO_HOPE, Ask, ChunkScheduler, ChunkTree, Donor, DonorStatus
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
-from swarm.state.partial_file import PartFile
 
 CALLS_PER_DONOR: Final = 3  # hides the round trip of a fast link without queueing much on a slow one
 DONORS_AT_ONCE: Final = 8  # times CALLS_PER_DONOR times 4 MiB: what a fetch costs in memory
@@ -54,35 +53,72 @@ class Holders:
     """None of them is this peer."""
 
 
+class Arriving(Protocol):
+    """Where the chunks of a fetch go. Its methods block."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole that they are chunks of."""
+        ...
+
+    @property
+    def wanted_bytes(self) -> int: ...
+
+    @property
+    def chunks(self) -> frozenset[int]:
+        """Those that are wanted."""
+        ...
+
+    def intact(self, tree: ChunkTree) -> set[int]:
+        """Return the wanted chunks that are there already."""
+        ...
+
+    def store(self, tree: ChunkTree, index: int, data: memoryview) -> bool:
+        """Keep a chunk if its hash is that in `tree`; else keep nothing and return False."""
+        ...
+
+
+@dataclass(frozen=True)
+class KnownChunks:
+    """Chunks whose hashes are known before a donor is asked, and the method that asks for one."""
+
+    tree: ChunkTree
+    method: Method[AskChunk, StateReply]
+
+
 class ChunkFetch:
-    """Fetches the chunks that a part file has room for, of the state whose hash is `root`."""
+    """Fetches the chunks that `part` has room for, of the state whose hash is `root`, or of what is `known`."""
 
     def __init__(
         self,
         rpc: Rpc,
         donors: Callable[[], Iterable[str]] | Holders,
         root: bytes,
-        part: PartFile,
+        part: Arriving,
         events: EventLog,
+        known: KnownChunks | None = None,
     ) -> None:
         """`donors()` is called again and again: peers may be added during the fetch."""
         self._rpc = rpc
         self._known, certain = (donors.known, donors.certain) if isinstance(donors, Holders) else (donors, ())
         self._root = root
-        self._methods = StateMethods.of(part.size_bytes, 0)
+        self._hashes, self._chunk = _methods(part.size_bytes, known)
         self._part = part
         self._events = events
         self._certain = frozenset(certain)
-        self._tree: StateTree | None = None
+        self._tree: ChunkTree | None = None
         self._scheduler: ChunkScheduler | None = None
         self._scheduler_made = trio.Event()
+        self._tells = known is None
+        if known is not None:
+            self._schedule(known.tree, set())
         self._failure: NetworkError | ResourceError | None = None
         self._scope = trio.CancelScope()
         self.donors: dict[str, Donor] = {}
         self.resumed_bytes = 0
 
-    async def run(self) -> StateTree:
-        """Return the state's hash tree once every chunk is in the part file."""
+    async def run(self) -> ChunkTree:
+        """Return the hash tree once every chunk is in `part`."""
         with self._scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._watch, nursery)
@@ -113,7 +149,7 @@ class ChunkFetch:
             taken = sum(donor.bytes for donor in self.donors.values())
             if taken != seen_bytes:
                 progress_at, seen_bytes = now, taken
-                if now - reported_at >= _PROGRESS_EVERY_S:
+                if self._tells and now - reported_at >= _PROGRESS_EVERY_S:
                     reported_at = now
                     done = self.resumed_bytes + taken
                     self._events.emit(StateProgress(done_bytes=done, size_bytes=self._part.wanted_bytes))
@@ -184,7 +220,7 @@ class ChunkFetch:
     async def _ask_hashes(self, donor: Donor) -> None:
         """Get the list of chunk hashes from `donor`, unless another donor was faster."""
         try:
-            reply = await self._rpc.call(donor.peer, self._methods.hashes, AskHashes(self._root), timeout_s=HASHES_S)
+            reply = await self._rpc.call(donor.peer, self._hashes, AskHashes(self._root), timeout_s=HASHES_S)
         except (NetworkError, ProtocolViolation) as error:
             _failed(donor, error)
             return
@@ -196,12 +232,15 @@ class ChunkFetch:
                 self._penalize(donor, "sent a list of chunk hashes that does not have the hash of the state")
                 return
             self._tree = tree
-            intact = await trio.to_thread.run_sync(self._part.intact, tree)
-            self.resumed_bytes = sum(end - start for start, end in map(tree.span, intact))
-            self._scheduler = ChunkScheduler(tree, self._part.chunks - intact)
-            self._scheduler_made.set()
+            self._schedule(tree, await trio.to_thread.run_sync(self._part.intact, tree))
         else:
             await self._scheduler_made.wait()
+
+    def _schedule(self, tree: ChunkTree, intact: set[int]) -> None:
+        self._tree = tree
+        self.resumed_bytes = sum(end - start for start, end in map(tree.span, intact))
+        self._scheduler = ChunkScheduler(tree, self._part.chunks - intact)
+        self._scheduler_made.set()
 
     async def _ask_chunks(self, donor: Donor, scheduler: ChunkScheduler, all_calls: trio.CancelScope) -> None:
         """Make one call after the other until `donor` fails. Then its other calls end as well."""
@@ -229,7 +268,7 @@ class ChunkFetch:
         donor = ask.donor
         reply: Reply[StateReply] = await self._rpc.call(
             donor.peer,
-            self._methods.chunk,
+            self._chunk,
             AskChunk(self._root, ask.index),
             timeout_s=donor.deadline_s,
             bulk=True,
@@ -249,6 +288,13 @@ class ChunkFetch:
         """Drop this donor for the rest of the fetch: one that sent wrong bytes is not asked again."""
         donor.status = "bad"
         self._events.emit(PeerPenalized(peer=donor.peer, reason=reason))
+
+
+def _methods(
+    size_bytes: int, known: KnownChunks | None
+) -> tuple[Method[AskHashes, StateReply], Method[AskChunk, StateReply]]:
+    methods = StateMethods.of(size_bytes, 0)
+    return methods.hashes, methods.chunk if known is None else known.method
 
 
 def _pause_s(asked_s: float) -> float:

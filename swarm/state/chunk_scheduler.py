@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import trio
 
-from peer.checkpoint.hash_tree import StateTree
 from peer.notifier import Notifier
 
 SHARE_GRACE_S: Final = 1.0
@@ -35,6 +34,21 @@ DonorStatus = Literal["new", "useful", "lost", "gone", "refused", "none", "bad"]
 
 NO_HOPE: Final[tuple[DonorStatus, ...]] = ("gone", "refused", "none", "bad")
 """From a donor of these nothing is awaited, though it may be asked again."""
+
+
+class ChunkTree(Protocol):
+    """The hashes of what is fetched: of a state (`peer.checkpoint.hash_tree`), or of a data set's pages."""
+
+    @property
+    def root(self) -> bytes: ...
+
+    def span(self, index: int) -> tuple[int, int]:
+        """Return the half-open byte range of a chunk."""
+        ...
+
+    def matches(self, index: int, data: bytes | bytearray | memoryview) -> bool:
+        """Whether `data` is exactly that chunk."""
+        ...
 
 
 @dataclass(eq=False)
@@ -89,7 +103,7 @@ class Ask:
 class ChunkScheduler:
     """Assigns the `missing` chunks of `tree` to donors. `finished` is set when all have arrived."""
 
-    def __init__(self, tree: StateTree, missing: Iterable[int], clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(self, tree: ChunkTree, missing: Iterable[int], clock: Callable[[], float] = trio.current_time) -> None:
         self.tree = tree
         self.finished = trio.Event()
         self.changed = Notifier()

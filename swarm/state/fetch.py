@@ -102,7 +102,7 @@ async def fetch_state(
     part = await trio.to_thread.run_sync(PartFile, files.part, size_bytes)
     try:
         fetch = ChunkFetch(rpc, donors, root, part, events)
-        tree = await fetch.run()
+        await fetch.run()
         tensors = (await trio.to_thread.run_sync(part.mapped)).chunk(vectors)
         arrived = await trio.to_thread.run_sync(hash_state, tensors)
         if arrived.root == root and files.kept is not None:
@@ -116,7 +116,7 @@ async def fetch_state(
         raise
     finally:
         part.close()
-    return Fetched(tensors, tree, fetch.taken_bytes, fetch.resumed_bytes, trio.current_time() - started)
+    return Fetched(tensors, arrived, fetch.taken_bytes, fetch.resumed_bytes, trio.current_time() - started)
 
 
 async def fetch_ranges(
@@ -140,6 +140,7 @@ async def fetch_ranges(
     try:
         fetch = ChunkFetch(rpc, donors, root, part, events)
         tree = await fetch.run()
+        assert isinstance(tree, StateTree)
         if await trio.to_thread.run_sync(part.intact, tree) != part.chunks:
             raise _misread(part_file)
         flat = map_floats(part_file, size_bytes)

@@ -12,9 +12,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from peer.checkpoint.hash_tree import StateTree
 from peer.errors import ResourceError
 from peer.files import fsync_path, is_full, make_folder, write_at
+from swarm.state.chunk_scheduler import ChunkTree
 from swarm.state.ranges import ByteRange, chunks_of, spans_of
 
 _OPTION: Final = "with --home (of an export: --out)"
@@ -52,7 +52,7 @@ class PartFile:
         """The size of the chunks that overlap the ranges."""
         return sum(end - first for first, end in self._spans)
 
-    def intact(self, tree: StateTree) -> set[int]:
+    def intact(self, tree: ChunkTree) -> set[int]:
         """Return the wanted chunks that are in the file already."""
         found = set()
         for index in self.chunks:
@@ -61,7 +61,7 @@ class PartFile:
                 found.add(index)
         return found
 
-    def store(self, tree: StateTree, index: int, data: memoryview) -> bool:
+    def store(self, tree: ChunkTree, index: int, data: memoryview) -> bool:
         """Write chunk `index` if its hash is that in `tree`; else write nothing and return False."""
         if not tree.matches(index, data):
             return False

@@ -61,6 +61,8 @@ class SnapshotStore:
     part_bytes_max: int
     limits: SnapshotLimits = field(default_factory=SnapshotLimits)
     events: EventLog = field(default_factory=EventLog)
+    slots: UploadSlots | None = None
+    """Of the peer, where it serves other data as well; None: of its own."""
 
     def __post_init__(self) -> None:
         self._lock = threading.Lock()  # held for a moment
@@ -68,7 +70,7 @@ class SnapshotStore:
         self._results: OrderedDict[bytes, _Result] = OrderedDict()
         self._newest: bytes | None = None
         self._asked_at = float("-inf")  # a joiner, for any state
-        self._slots = UploadSlots(self.limits)
+        self._slots = self.slots or UploadSlots(self.limits)
         self._clock = LeaseClock()
 
     def publish(self, state: StateGeneration, head: bytes = b"", parts: Sequence[Buffer] = ()) -> None:

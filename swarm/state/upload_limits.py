@@ -98,6 +98,11 @@ class UploadSlots:
         self._exchanges = 0
         self._speed = _SPEED_FIRST
 
+    @property
+    def in_exchange(self) -> bool:
+        """Whether an exchange needs the link."""
+        return self._exchanges > 0
+
     @contextmanager
     def stepping_back(self) -> Iterator[None]:
         """Give joiners only their small share inside the block."""

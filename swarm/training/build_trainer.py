@@ -57,7 +57,7 @@ async def build_trainer(
             yield built
         return
     async with open_worker_group(worker_config(context)) as worker_group:
-        trainer = trainer_of(worker_group, manifest.outer, checkpoint.state.strategy, events)
+        trainer = trainer_of(worker_group, manifest.outer, checkpoint.state.strategy, events, context.samples)
         yield trainer, None
 
 
@@ -146,7 +146,7 @@ def _held_out(corpus: CorpusReader, micro_batch: int) -> HeldOut:
     async def batches() -> Sequence[Tensor]:
         return await trio.to_thread.run_sync(corpus.held_out, micro_batch)
 
-    return HeldOut(batches, corpus.corpus.bytes_per_token)
+    return HeldOut(batches, corpus.corpus.bytes_per_token, corpus.samples)
 
 
 def first_round(records: Mapping[str, MemberRecord], now_s: float) -> int | None:

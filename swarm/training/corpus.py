@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import trio
 from torch import Tensor
@@ -12,6 +13,7 @@ from peer.data import text_corpus
 from peer.data.corpus import Corpus, sample_numbers
 from peer.worker.corpus_client import read_corpus_apart
 from swarm.protocol.ledger import Range
+from swarm.protocol.samples import OwnSamples, SampleSupply
 from swarm.run.peer_context import PeerContext
 from swarm.training.worker_config import worker_config
 
@@ -20,29 +22,40 @@ VALIDATION_SEQUENCES = 64
 
 @dataclass(frozen=True)
 class CorpusReader:
-    """A reader of this machine's corpus. Reading blocks for a moment: call it in a thread."""
+    """A reader of the run's samples on this machine."""
 
     corpus: Corpus
     seed: int
+    samples: SampleSupply = field(default_factory=OwnSamples)
 
-    def read(self, spans: Sequence[Range]) -> Tensor:
-        """Return the samples of these ranges, (n, seq_len + 1) int64."""
-        return self.corpus.batch(list(sample_numbers(spans)), self.seed)
+    async def read(self, spans: Sequence[Range]) -> Tensor:
+        """Wait for the samples of these ranges, and return them, (n, seq_len + 1) int64."""
+        async with self.samples.holding(spans):
+            read = partial(self.corpus.batch, list(sample_numbers(spans)), self.seed)
+            return await trio.to_thread.run_sync(read)
+
+    async def read_ahead(self, spans: Sequence[Range]) -> Tensor:
+        """As `read`, for a caller that will likely ask for the samples that follow."""
+        self.samples.expect(spans)
+        return await self.read(spans)
 
     def held_out(self, batch_size: int) -> list[Tensor]:
-        """Return held-out samples in batches of `batch_size`, the same on every call, each (B, seq_len + 1) int64."""
+        """Return held-out samples in batches of `batch_size`, the same on every call, each (B, seq_len + 1) int64. It
+        blocks for a moment: call it in a thread."""
         return list(self.corpus.held_out_batches(batch_size, max(1, VALIDATION_SEQUENCES // batch_size)))
 
 
 async def open_corpus(context: PeerContext) -> CorpusReader:
-    """Read and tokenize the run's text; event `corpus_read` reports its sizes. Raises ConfigError where this machine
-    has too little of it, WorkerError."""
+    """Read and tokenize the run's text, or open its data set; event `corpus_read` reports its sizes. Raises ConfigError
+    where this machine has too little text, WorkerError."""
     config = worker_config(context)
     corpus = await read_corpus_apart(config)
     context.host.events.emit(corpus.facts.event())
-    return CorpusReader(corpus, config.seed)
+    return CorpusReader(corpus, config.seed, context.samples)
 
 
 async def has_text(context: PeerContext) -> bool:
-    """Whether this machine has any of the run's text."""
+    """Whether this machine has any of the run's text, or can get it."""
+    if context.samples.folders is not None:
+        return True
     return await trio.to_thread.run_sync(text_corpus.has_text, context.manifest.data, context.config.text.folder)

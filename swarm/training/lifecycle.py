@@ -130,7 +130,7 @@ class PeerLifecycle:
         corpus = await open_corpus(self._context)
         settings = settings_of(self._manifest)
         stats = FeederStats(settings, self._context.host.events)
-        serve_tokens(self._context.host.rpc, settings, corpus.read, stats.note)
+        serve_tokens(self._context.host.rpc, settings, corpus.read_ahead, stats.note)
         self._selection.phase = "feeding"
         try:
             await run_is_over(self._membership, self._manifest.run.rounds, trains=False)

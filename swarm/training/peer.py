@@ -20,6 +20,7 @@ from swarm.gossip.peer import run_gossip
 from swarm.inference.record import run_schemas
 from swarm.membership.open_peer import OpenPeer, open_home, open_peer
 from swarm.membership.reachability import DialWatch
+from swarm.pages.opening import open_samples
 from swarm.run.bootstrap import EnteredRun, enter_run
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest, open_manifest
@@ -87,8 +88,10 @@ async def run_participant(config: JoinConfig, watch: Watcher | None = None, besi
 
 
 async def _train(context: PeerContext) -> None:
-    if context.manifest.outer.has_common_state:
-        await PeerLifecycle(context).run()
-        return
-    async with open_worker_group(worker_config(context)) as worker_group:
-        await run_gossip(context, worker_group)
+    async with open_samples(context) as samples:
+        supplied = replace(context, samples=samples)
+        if context.manifest.outer.has_common_state:
+            await PeerLifecycle(supplied).run()
+            return
+        async with open_worker_group(worker_config(supplied)) as worker_group:
+            await run_gossip(supplied, worker_group)

@@ -60,7 +60,7 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
     with context.host.rpc.scope():
         backup = StageBackup(context, stage, known) if stages > 1 else None
         size_bytes = state_bytes(context.manifest, stage)
-        snapshots = SnapshotStore(size_bytes, SLICE_BYTES_MAX, events=context.host.events)
+        snapshots = SnapshotStore(size_bytes, SLICE_BYTES_MAX, events=context.host.events, slots=context.uploads)
         serve_snapshots(context.host.rpc, [snapshots] if backup is None else [snapshots, backup.snapshots])
         await restore(context, stage, known)  # meanwhile other peers may ask for this one's backup
         checkpoint = await LocalCheckpoint.open(context, stage)

@@ -24,6 +24,7 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
         run=manifest.run_id,
         tokenizer=str(config.home / TOKENIZER_FILE) if own_tokenizer else BYTES_TOKENIZER,
         text=config.text,
+        pages=context.samples.folders,
         compute=config.compute,
         ranks=layout_of(config, manifest),
         step_size=step_size(config, manifest) if stage is None else None,

@@ -9,7 +9,6 @@ from typing import Any, get_args
 
 import msgspec
 import pytest
-import torch
 import trio
 
 from dht.protocol import FIND
@@ -35,10 +34,11 @@ from tests.fuzz.support.instances import Instances, described
 from tests.fuzz.support.resign import resigned
 from tests.fuzz.support.strikes import Pool, Striker, Watch, plain
 from tests.fuzz.support.wire_types import methods
+from tests.swarm.pipeline.test_source import read
 from tests.swarm.run.test_gate import AUTHORITY, gate_of, hosts, manifest_of
 from tests.swarm.support import gossip_group
 from tests.swarm.support.hostile import BUNDLED, Scene, hostile_scene
-from tests.swarm.support.pipeline_harness import head_at, open_replicas, rules_of, serving, tokens_of, without_haste
+from tests.swarm.support.pipeline_harness import head_at, open_replicas, rules_of, serving, without_haste
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ async def test_a_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count
         rules = rules_of(2)
         async with serving(stages, rules):
             (first,), (second,) = stages
-            serve_tokens(second.host.rpc, rules, lambda ranges: torch.cat([tokens_of(span) for span in ranges]))
+            serve_tokens(second.host.rpc, rules, read)
             for victim in (first, second):
                 head = head_at(rules, victim.stage)
                 pool = {"str": [*rules.groups, rules.run_id], "Head": [plain(head)], "int": [0, 2, 16]}

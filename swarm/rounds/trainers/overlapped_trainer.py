@@ -29,6 +29,7 @@ from peer.ipc.train_messages import InnerResult
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range, tail_of
+from swarm.protocol.samples import SampleSupply
 from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
 from swarm.rounds.trainers.worker_trainer import NOTHING, WorkerTrainer, spans_of
 
@@ -68,8 +69,10 @@ class _Tail:
 class OverlapTrainer(WorkerTrainer):
     """A `swarm.rounds.trainers.trainer.Trainer` that trains while an exchange is in flight. `run` must be running."""
 
-    def __init__(self, worker_group: WorkerGroup, policy: OverlapPolicy, events: EventLog) -> None:
-        super().__init__(worker_group, "delta", events)
+    def __init__(
+        self, worker_group: WorkerGroup, policy: OverlapPolicy, events: EventLog, samples: SampleSupply | None = None
+    ) -> None:
+        super().__init__(worker_group, "delta", events, samples)
         self._policy = policy
         self._fresh = True
         self._tail: _Tail | None = None
@@ -103,6 +106,7 @@ class OverlapTrainer(WorkerTrainer):
 
     async def _train(self, request: TrainRequest) -> TrainResult:
         work = request.assignment
+        self._expect(request)
         await self._stop_tail(self._policy.at_least)
         ahead = self._take_tail(request)
         await self._validate_if_due()
@@ -212,15 +216,19 @@ class EagerPolicy:
 
 
 def trainer_of(
-    worker_group: WorkerGroup, outer: OuterConfig, strategy: OuterStrategy, events: EventLog
+    worker_group: WorkerGroup,
+    outer: OuterConfig,
+    strategy: OuterStrategy,
+    events: EventLog,
+    samples: SampleSupply | None = None,
 ) -> WorkerTrainer:
-    """Return the trainer for a run's method."""
+    """Return the trainer for a run's method. `samples` as of `WorkerTrainer`."""
     if isinstance(outer, StreamingConfig) and (outer.fragments > 1 or outer.tau or outer.mix):
-        return OverlapTrainer(worker_group, StreamingPolicy(worker_group, outer.tau, outer.mix), events)
+        return OverlapTrainer(worker_group, StreamingPolicy(worker_group, outer.tau, outer.mix), events, samples)
     if isinstance(outer, EagerConfig):
         policy = EagerPolicy(worker_group, DilocoOuter(outer.lr, outer.momentum, outer.nesterov))
-        return OverlapTrainer(worker_group, policy, events)
-    return WorkerTrainer(worker_group, strategy.product, events)
+        return OverlapTrainer(worker_group, policy, events, samples)
+    return WorkerTrainer(worker_group, strategy.product, events, samples)
 
 
 def _mean_loss(*results: InnerResult) -> float:

@@ -24,6 +24,7 @@ from peer.notifier import Notifier
 from peer.worker.client import WorkerGroup
 from swarm.protocol.head import Head
 from swarm.protocol.ledger import Range
+from swarm.protocol.samples import OwnSamples, SampleSupply
 from swarm.rounds.trainers.trained_rounds import TrainedRounds, smoothed_speed
 from swarm.rounds.trainers.trainer import Point, TrainRequest, TrainResult
 
@@ -53,7 +54,10 @@ class WorkerTrainer:
     Event `round_trained` reports how long the worker made steps (`busy_s`) and how long it was idle (`idle_s`) since
     the last capture. Event `val_evaluated` reports a held-out loss, null where it is not finite."""
 
-    def __init__(self, worker_group: WorkerGroup, product: Product, events: EventLog) -> None:
+    def __init__(
+        self, worker_group: WorkerGroup, product: Product, events: EventLog, samples: SampleSupply | None = None
+    ) -> None:
+        """`samples`: what brings them to this machine; None where all are here."""
         self.speed = 0.0
         self.validate_round: int | None = None
         """If set, the held-out loss of the present outer weights is measured before inner steps, not too often."""
@@ -65,6 +69,7 @@ class WorkerTrainer:
         self._worker_group = worker_group
         self._product: Product = product
         self._events = events
+        self._samples = OwnSamples() if samples is None else samples
         self._validates_from = -math.inf
         self._points: deque[_Points] = deque()
         self._cut_short = False  # whether the present round must end early
@@ -98,6 +103,7 @@ class WorkerTrainer:
 
     async def train(self, request: TrainRequest) -> TrainResult:
         self._cut_short = request.cut_short
+        self._expect(request)
         await self._validate_if_due()
         await self._measure_points()
         if self.paused:
@@ -117,7 +123,7 @@ class WorkerTrainer:
     async def validate(self) -> None:
         """Measure the held-out loss if it is asked for. A worker failure costs only the number."""
         round_number = self.validate_round
-        if round_number is None or self.paused:
+        if round_number is None or self.paused or not self._samples.has_held_out:
             return
         began = trio.current_time()
         try:
@@ -148,7 +154,7 @@ class WorkerTrainer:
     async def _measure_points(self) -> None:
         """Make the requested measurement; one that a pause or the end of the round interrupts continues in a later
         round. The vector of the product is free until the inner steps."""
-        if not self._points:
+        if not self._points or not self._samples.has_held_out:
             return
         asked = self._points[0]
         try:
@@ -178,10 +184,16 @@ class WorkerTrainer:
     async def _inner(
         self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, options: InnerRunOptions
     ) -> InnerResult:
-        with self._at_work():
-            result = await self._worker_group.inner_steps(list(ranges), first_step, deadline_s, steps, options=options)
+        began = trio.current_time()
+        async with self._samples.holding(ranges, deadline_s, lambda: self._cut_short or self.paused) as here:
+            left_s = deadline_s - (trio.current_time() - began)
+            with self._at_work():
+                result = await self._worker_group.inner_steps(list(here), first_step, left_s, steps, options=options)
         self.speed = smoothed_speed(self.speed, result.steps, result.seconds)
         return result
+
+    def _expect(self, request: TrainRequest) -> None:
+        self._samples.expect((*request.assignment.ranges, *request.assignment.ahead))
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from peer.data.text_corpus import load_corpus
+from peer.data.text_corpus import TextCorpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer, load_tokenizer
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.corpus_messages import OwnText
@@ -30,6 +30,7 @@ def hub(tmp_path: Path) -> Path:
 async def test_the_ids_are_those_of_the_tokenizer(tmp_path: Path, text: Path, hub: Path) -> None:
     config = worker_config(tmp_path, text, tokenizer=str(hub))
     corpus = await read_corpus_apart(config)
+    assert isinstance(corpus, TextCorpus)
     here = load_corpus(config.data, load_tokenizer(str(hub)), str(text))
     assert corpus.digest == here.digest and corpus.facts == here.facts
     assert corpus.train.tolist() == here.train.tolist() and corpus.held_out.tolist() == here.held_out.tolist()
@@ -52,6 +53,7 @@ async def test_what_is_packed_is_unpacked_in_a_worker(tmp_path: Path, text: Path
     for data in (packed.parent, packed):
         config = worker_config(tmp_path, data)
         corpus = await read_corpus_apart(config)
+        assert isinstance(corpus, TextCorpus)
         here = load_corpus(config.data, ByteTokenizer(), str(data))
         assert (corpus.digest, corpus.facts) == (here.digest, here.facts)
         assert corpus.train.tolist() == here.train.tolist() and corpus.held_out.tolist() == here.held_out.tolist()
@@ -64,6 +66,7 @@ async def test_the_field_that_the_user_names_is_read_wherever_it_is_read(tmp_pat
     for tokenizer in ("bytes", str(hub)):
         config = worker_config(tmp_path, data, tokenizer=tokenizer, text=OwnText(str(data), "body"))
         corpus = await read_corpus_apart(config)
+        assert isinstance(corpus, TextCorpus)
         here = load_corpus(config.data, ByteTokenizer(), str(data), text_field="body")
         assert corpus.digest == here.digest and corpus.facts.documents == 99
 

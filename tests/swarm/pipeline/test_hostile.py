@@ -295,7 +295,7 @@ async def test_feeder_refuses_too_many_samples(tmp_path: Path) -> None:
     rules = rules_of(2)
     read: list[Sequence[Range]] = []
 
-    def local(spans: Sequence[Range]) -> torch.Tensor:
+    async def local(spans: Sequence[Range]) -> torch.Tensor:
         read.append(spans)
         return torch.cat([tokens_of(span) for span in spans])
 

@@ -47,7 +47,7 @@ from tests.swarm.support.pipeline_harness import (
 RULES = rules_of(2)
 
 
-def read(spans: Sequence[Range]) -> torch.Tensor:
+async def read(spans: Sequence[Range]) -> torch.Tensor:
     return torch.cat([tokens_of(span) for span in spans])
 
 
@@ -57,9 +57,9 @@ class Local:
     def __init__(self) -> None:
         self.read: list[Range] = []
 
-    def __call__(self, spans: Sequence[Range]) -> torch.Tensor:
+    async def __call__(self, spans: Sequence[Range]) -> torch.Tensor:
         self.read += spans
-        return read(spans)
+        return await read(spans)
 
 
 async def hosts(stack: AsyncExitStack, count: int) -> list[Host]:

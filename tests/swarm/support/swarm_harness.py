@@ -66,15 +66,20 @@ WITNESS: Final = RUN_TOML.replace("[run]", '[run]\ncoordinator = "witness"', 1)
 class Swarm:
     """Made by `open_swarm`. `peers`: every peer ever started but the coordinator, by name."""
 
-    def __init__(self, folder: Path, run_toml: str, launch: Callable[[str], Launch] | None = None) -> None:
+    def __init__(
+        self, folder: Path, run_toml: str, launch: Callable[[str], Launch] | None = None, data: Path | None = None
+    ) -> None:
         self.folder = folder
+        self._text = () if data else ("--data", str(folder / "text"))
         self.peers: dict[str, PeerProcess] = {}
         at_coordinator = Launch(f"/ip4/127.0.0.1/tcp/{free_port()}")
         launched = launch or (lambda name: at_coordinator if name == "coordinator" else Launch())
         self.group = ProcessGroup(folder, launched)
         run_file = folder / "run.toml"
         run_file.write_text(run_toml)
-        self.coordinator = self.group.start("coordinator", ["coordinate", str(run_file)])
+        self.coordinator = self.group.start(
+            "coordinator", ["coordinate", str(run_file), *(("--data", str(data)) if data else ())]
+        )
 
     @property
     def invite(self) -> Path:
@@ -83,7 +88,7 @@ class Swarm:
     def join(self, name: str, *options: str, fault: str = "", invite: Path | None = None) -> PeerProcess:
         """Start a peer. `fault`: a BARNRAISE_FAULT such as "kill:before_vote:3"; `invite`: a file with another one than
         the coordinator's."""
-        fixed = ("--threads", "1", "--data", str(self.folder / "text"))
+        fixed = ("--threads", "1", *self._text)
         arguments = ["join", str(invite or self.invite), "--name", name, *fixed, *options]
         self.peers[name] = self.group.start(name, arguments, fault)
         return self.peers[name]
@@ -138,16 +143,18 @@ async def open_swarm(
     outer: str = "",
     run: str = RUN_TOML,
     launch: Callable[[str], Launch] | None = None,
+    data: Path | None = None,
 ) -> AsyncIterator[Swarm]:
     """A coordinator whose invite is ready. The end of the block judges the run's history. `steps`: inner steps a round;
     `rounds` 0 trains until the block is left. `outer`: sections of RUN.toml for another method than DiLoCo; `run`: the
     whole file, to be filled in as `RUN_TOML` is. `launch`: how the process of that name is started, if not on
-    127.0.0.1."""
+    127.0.0.1. `data`: a data set that the coordinator has and the peers fetch, in place of text."""
     text = folder / "text"
     text.mkdir()
-    write_text(text)
+    if data is None:
+        write_text(text)
     toml = run.format(rounds=rounds, min_peers=min_peers, outer=outer or f"[outer]\nsteps = {steps}")
-    swarm = Swarm(folder, toml, launch)
+    swarm = Swarm(folder, toml, launch, data)
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(swarm.group.run)

@@ -14,7 +14,7 @@ from peer.data.pages.corpus import PagedCorpus, pages_of, place_of
 from peer.data.pages.folder import BuiltPages, fault_of, read_page
 from peer.data.pages.index import PAGE_BYTES_MAX, PageIndex, encode_index, read_index
 from peer.errors import ConfigError
-from tests.peer.support.data_sets import write_data_set
+from tests.peer.data.pages.data_sets import write_data_set
 
 SEQ_LEN = 4095  # 512 windows a page: 8 KiB each
 A_PAGE = 512

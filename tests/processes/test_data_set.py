@@ -1,0 +1,58 @@
+"""Real peers that have no text train on a data set whose pages they fetch from the coordinator and from each other."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from peer.data.pages.cache import CachedPages
+from peer.data.pages.corpus import PagedCorpus
+from peer.data.pages.folder import BuiltPages
+from tests.peer.data.pages.data_sets import write_data_set
+from tests.support.peer_process import PeerProcess
+from tests.swarm.support.swarm_harness import WITNESS, open_swarm
+
+SEQ_LEN = 1023  # 2048 windows a page
+PAGES = 5
+OF_PAGES = WITNESS.replace('"folder"', '"pages"').replace("seq_len = 64", f"seq_len = {SEQ_LEN}").replace(
+    "max_seq_len = 128", f"max_seq_len = {SEQ_LEN}"
+)  # fmt: skip
+
+
+def has_second_holders(peer: PeerProcess) -> bool:
+    """Whether each range of pages has two holders, as the peer read last."""
+    told = peer.all("pages_kept")
+    return bool(told) and told[-1].fields["rare"] == 0
+
+
+@pytest.mark.process
+async def test_peers_without_text_go_on_when_the_coordinator_with_all_pages_is_killed(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_data_set(data, seq_len=SEQ_LEN, windows=PAGES * 2048 - 100)
+    built = BuiltPages.open(data)
+    async with open_swarm(tmp_path, run=OF_PAGES, outer="[outer]\nsteps = 4", min_peers=3, data=data) as swarm:
+        peers = [swarm.join(f"p{number}") for number in range(3)]
+        await swarm.committed(2, *peers)
+        for peer in peers:
+            await peer.until(partial(has_second_holders, peer), "second holder of each page")
+        swarm.coordinator.kill()
+        await swarm.committed(max(peer.round for peer in peers) + 3, *peers)
+        for peer in peers:
+            assert not peer.all("page_missing"), peer.transcript()
+            cached = PagedCorpus(built.index, built.index.config.root, [CachedPages(peer.home / "pages")])
+            held = [page for page in range(built.index.pages) if CachedPages(peer.home / "pages").find(page)]
+            assert held
+            own = [number for number in range(1000) if cached_page(built, number) in held]
+            assert (cached.batch(own, 0) == corpus_of(built).batch(own, 0)).all()
+
+
+def cached_page(built: BuiltPages, number: int) -> int:
+    from peer.data.pages.corpus import place_of
+
+    return place_of(built.index, number, 0)[0]
+
+
+def corpus_of(built: BuiltPages) -> PagedCorpus:
+    return PagedCorpus(built.index, built.index.config.root, [built])
