@@ -7,7 +7,7 @@ within a second or two, as another is asked beside it (`swarm.state.chunk_schedu
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
@@ -24,6 +24,7 @@ from swarm.state.chunk_fetch import ChunkFetch, KnownChunks
 from swarm.state.chunk_scheduler import Donor
 
 DONORS: Final = 4  # of one page: the others are asked where one fails
+LATE_S: Final = 1.0  # so long the last resort is left alone
 REST_S: Final = 10.0
 REST_MAX_S: Final = 300.0
 
@@ -43,46 +44,52 @@ class PageFetcher:
 
     async def fetch_index(self, members: Sequence[str]) -> bytes:
         """Return the index, from the last resort or a member. Raises NetworkError."""
-        return await self._fetch(PageTree(self._wanted), INDEX_CHUNK, [*self._last_resort, *members])
+        return await self._fetch(PageTree(self._wanted), INDEX_CHUNK, self._last_resort, members)
 
     async def fetch_page(self, index: PageIndex, page: int) -> bytes:
         """Return a page. Raises NetworkError where nobody delivers it; ConfigError for one that nobody can train on."""
-        donors = self._donors(page)
-        if not donors:
+        holders = self._chosen(page)
+        if not (holders or self._fit(self._last_resort)):
             raise NetworkError(f"no peer that can be reached keeps page {page} of the data set")
-        data = await self._fetch(PageTree(self._wanted, index), chunk_of(page), donors)
+        data = await self._fetch(PageTree(self._wanted, index), chunk_of(page), holders, self._last_resort)
         if fault := await trio.to_thread.run_sync(partial(fault_of, index, page, data)):
             raise ConfigError(f"the data set {fault}: no peer can train on it, build it again and begin a new run")
         return data
 
-    def _donors(self, page: int) -> list[str]:
-        """Return whom to ask, in this order: holders at random, those that failed lately last, then the last resort."""
-        me = self._host.peer_id
-        holders = [peer for peer in self._holders(page) if peer != me and peer not in self._last_resort]
-        self._random.shuffle(holders)
-        holders.sort(key=self._resting.paused)
-        return [peer for peer in [*holders[:DONORS], *self._last_resort] if peer not in self.liars]
+    def _chosen(self, page: int) -> list[str]:
+        """Return holders to ask, at random; those that failed lately only where there are no others."""
+        holders = [peer for peer in self._fit(self._holders(page)) if peer not in self._last_resort]
+        awake = [peer for peer in holders if not self._resting.paused(peer)] or holders
+        return self._random.sample(awake, min(DONORS, len(awake)))
 
-    async def _fetch(self, tree: PageTree, chunk: int, donors: Sequence[str]) -> bytes:
-        arriving = ArrivingChunk(tree, chunk)
-        asked = [peer for peer in donors if peer != self._host.peer_id and peer not in self.liars]
-        fetch = ChunkFetch(
-            self._host.rpc, lambda: asked, tree.root, arriving, self._host.events, KnownChunks(tree, PAGE_CHUNK)
-        )
+    def _fit(self, peers: Sequence[str]) -> list[str]:
+        return [peer for peer in peers if peer != self._host.peer_id and peer not in self.liars]
+
+    async def _fetch(self, tree: PageTree, chunk: int, first: Sequence[str], then: Sequence[str]) -> bytes:
+        """Ask the `first` donors, and once none of them has hope or all are late, those that come `then`, too."""
+        arriving, began = ArrivingChunk(tree, chunk), trio.current_time()
+
+        def donors() -> list[str]:
+            asked = [fetch.donors[peer] for peer in first if peer in fetch.donors]
+            failed = all(donor.status not in ("new", "useful") for donor in asked)
+            more = (failed and len(asked) == len(first)) or trio.current_time() - began > LATE_S
+            return self._fit([*first, *then] if more else first)
+
+        known = KnownChunks(tree, PAGE_CHUNK)
+        fetch = ChunkFetch(self._host.rpc, donors, tree.root, arriving, self._host.events, known)
         try:
             await fetch.run()
         finally:
             self._note(fetch.donors)
         return arriving.data
 
-    def _note(self, donors: dict[str, Donor]) -> None:
-        """Remember who lied and who failed. The first one was asked first: where another one delivered, it was late."""
+    def _note(self, donors: Mapping[str, Donor]) -> None:
+        """Remember who lied, and who failed or was late: another one delivered what was asked of it, too."""
         delivered = any(donor.chunks for donor in donors.values())
-        for place, donor in enumerate(donors.values()):
-            late = place == 0 and delivered and not donor.chunks
+        for donor in donors.values():
             if donor.status == "bad":
                 self.liars.add(donor.peer)
             elif donor.chunks:
                 self._resting.reset(donor.peer)
-            elif late or donor.status == "lost":
+            elif donor.status == "lost" or (delivered and donor.tried):
                 self._resting.failed(donor.peer)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final
 
+import trio
+
 from dht.node import Node
 from peer.catalogue.pages import HoldersUnread, PagesKept
 from peer.errors import BarnraiseError
@@ -16,6 +18,7 @@ from swarm.run.gate import Gate
 
 TTL_S: Final = 30.0
 REFRESH_S: Final = 5.0
+PAUSE_S: Final = 1.0  # between two records, however fast pages come
 SAFE_HOLDERS: Final = 2
 """With fewer a range of pages could be lost with one peer."""
 
@@ -30,9 +33,8 @@ class Holders:
         self._held: Callable[[], Collection[int]] = tuple
         self._told: PagesKept | None = None
         self.view: HolderView | None = None
-        self.changed = Notifier()
-        """Notified when the records were read."""
         self._soon = Notifier()
+        self._is_news = False  # whether the record is due
 
     def begin(self, pages: int, held: Callable[[], Collection[int]]) -> HolderView:
         """Begin to publish, and return the view. `held` returns the pages kept here."""
@@ -42,6 +44,7 @@ class Holders:
 
     def announce(self) -> None:
         """Publish what is kept here soon."""
+        self._is_news = True
         self._soon.notify()
 
     async def run(self) -> None:
@@ -52,10 +55,12 @@ class Holders:
                 await self._refresh(self.view)
             except BarnraiseError as error:
                 self._events.emit(HoldersUnread(reason=str(error)))
-            self.changed.notify()
-            await self._soon.wait(REFRESH_S)
+            await trio.sleep(PAUSE_S)
+            if not self._is_news:
+                await self._soon.wait(REFRESH_S - PAUSE_S)
 
     async def _refresh(self, view: HolderView) -> None:
+        self._is_news = False
         held = self._held()
         kept = view.ranges.encode(held)
         record = HoldingsRecord(at=time.time(), kept=kept, credential=self._gate.chain)

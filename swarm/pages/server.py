@@ -15,7 +15,6 @@ from swarm.state.upload_limits import UploadSlots
 
 def serve_pages(rpc: Rpc, index: bytes, library: PageLibrary, slots: UploadSlots) -> None:
     """Answer those who ask for chunks of the data set, within `slots`. `index`: its index, as encoded."""
-    one_reader = trio.CapacityLimiter(1)
     root, pages = bytes.fromhex(library.wanted.root), library.index.pages
 
     async def chunk(call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
@@ -29,7 +28,7 @@ def serve_pages(rpc: Rpc, index: bytes, library: PageLibrary, slots: UploadSlots
             return StateReply("gone")
         data: bytes | None = index
         if call.body.index != INDEX_CHUNK:
-            data = await trio.to_thread.run_sync(library.read, page, limiter=one_reader)
+            data = await trio.to_thread.run_sync(library.read, page)
             if data is None:
                 return StateReply("gone")
         assert data is not None

@@ -66,7 +66,6 @@ class PageSupply:
         self.folders: PageFolders | None = folders
         self._library, self._index, self._fetch, self._holders = library, library.index, fetch, holders
         self._seed, self._events, self._in_exchange = seed, events, in_exchange
-        self._disk = trio.CapacityLimiter(1)  # the library's methods run in one thread at a time
         self._ready = set[int]()  # pages that were looked at and are here
         self._pinned = Counter[int]()  # by how many blocks
         self._awaited = Counter[int]()
@@ -197,21 +196,26 @@ class PageSupply:
         rare ones."""
         cache = self._library.cache
         room = cache.limit_bytes - sum(map(self._index.page_bytes, self._kept_for_others()))
-        for page in dict.fromkeys((self._held_out, *self._awaited, *self._pinned, *self._expected)):
+        for page in self._urgent():
             if page in cache.held or page not in self._library:
                 room -= self._index.page_bytes(page)
             if room < 0:
                 break
             yield page
 
+    def _urgent(self) -> dict[int, None]:
+        """Return all pages that this peer trains on, the most urgent first."""
+        return dict.fromkeys((self._held_out, *self._awaited, *self._pinned, *self._expected))
+
     def _kept_for_others(self) -> list[int]:
-        """Return the pages of the cache that stay because too few others keep them, within their share of it."""
-        cache, view = self._library.cache, self._holders.view
+        """Return the pages of the cache that stay, although this peer does not train on them now, because too few
+        others keep them: within their share of it."""
+        cache, view, urgent = self._library.cache, self._holders.view, self._urgent()
         room = KEPT_SHARE * cache.limit_bytes
         kept = list[int]()
         for page in [*cache.held] if view is not None else ():
             assert view is not None
-            if view.counts[view.ranges.of(page)] <= SAFE_HOLDERS:
+            if page not in urgent and view.counts[view.ranges.of(page)] <= SAFE_HOLDERS:
                 room -= self._index.page_bytes(page)
                 if room < 0:
                     break
@@ -225,16 +229,14 @@ class PageSupply:
         """Yield the pages of a range that fewer than `SAFE_HOLDERS` peers keep, if the cache has room for it: of all
         such ranges the one that this peer's own order has first, so that peers take different ones."""
         view, cache, me = self._holders.view, self._library.cache, self._holders.me
-        if view is None or self._library.has_all:
+        if view is None or not view.kept or self._library.has_all:
             return
-        rare = view.rare(SAFE_HOLDERS, me)
-        if not rare:
-            return
-        chosen = view.ranges.pages_of(min(rare, key=lambda number: blake3(f"{me}/{number}".encode()).digest()))
-        wanted = [page for page in chosen if page not in self._library]
-        size_bytes = sum(map(self._index.page_bytes, [*wanted, *self._kept_for_others()]))
-        if size_bytes <= KEPT_SHARE * cache.limit_bytes:
-            yield from wanted
+        room = KEPT_SHARE * cache.limit_bytes - sum(map(self._index.page_bytes, self._kept_for_others()))
+        for number in sorted(view.rare(SAFE_HOLDERS, me), key=partial(_rendezvous, me)):
+            wanted = [page for page in view.ranges.pages_of(number) if page not in self._library]
+            if wanted and sum(map(self._index.page_bytes, wanted)) <= room:
+                yield from wanted
+                return
 
     async def _bring(self, page: int) -> None:
         """Have a page here: it may be, unchecked; else fetch and keep it."""
@@ -264,7 +266,7 @@ class PageSupply:
         before = {*cache.held}
         try:
             put = partial(self._library.put, page, data, kept)
-            has_room = await trio.to_thread.run_sync(put, limiter=self._disk)
+            has_room = await trio.to_thread.run_sync(put)
         except OSError as error:
             self._failed.failed(str(page))
             self._tell_missing(page, f"the cache cannot be written ({error.strerror})")
@@ -287,12 +289,16 @@ class PageSupply:
         def use() -> list[int]:
             return [page for page in present if self._library.use(page)]
 
-        intact = await trio.to_thread.run_sync(use, limiter=self._disk)
+        intact = await trio.to_thread.run_sync(use)
         self._ready.update(intact)
         self._ready -= {*present} - {*intact}
         for page, path in list(self._library.damaged.items())[self._told_damaged :]:
             self._told_damaged += 1
             self._events.emit(PageDamaged(page=page, path=str(path)))
+
+
+def _rendezvous(peer: str, number: int) -> bytes:
+    return blake3(f"{peer}/{number}".encode()).digest()
 
 
 def _shifted(plan: Sequence[Range], before: Sequence[Range]) -> tuple[Range, ...]:

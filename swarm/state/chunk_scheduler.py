@@ -66,6 +66,8 @@ class Donor:
     chunks: int = 0
     asked: int = 0
     """Calls under way."""
+    tried: int = 0
+    """Calls begun."""
     typical_s: float | None = None
     """Smoothed seconds for one chunk."""
 
@@ -124,6 +126,7 @@ class ChunkScheduler:
         ask = Ask(index, donor, self._clock())
         self._asked.setdefault(index, []).append(ask)
         donor.asked += 1
+        donor.tried += 1
         return ask
 
     def deliver(self, ask: Ask) -> None:

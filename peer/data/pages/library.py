@@ -1,10 +1,11 @@
 """All pages of a data set that this machine has: a folder that its user has named, and the cache beside it.
 
-Its methods block, and run in one thread at a time.
+Its methods block, and may be called from several threads.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Final
@@ -25,6 +26,7 @@ class PageLibrary:
         """Pages of the folder that are not what the index names."""
         self._built = built
         self._checked = set[int]()  # pages of the folder
+        self._one = threading.Lock()
 
     def __contains__(self, page: int) -> bool:
         """Whether a page is here, as far as is known. It does not block."""
@@ -42,16 +44,19 @@ class PageLibrary:
 
     def use(self, page: int) -> bool:
         """Whether a page is here and intact; it is then the one that was used last."""
-        return self.cache.use(page) or page in self._checked or self._from_folder(page) is not None
+        with self._one:
+            return self.cache.use(page) or page in self._checked or self._from_folder(page) is not None
 
     def read(self, page: int) -> bytes | None:
         """Return a page, checked; None if it is not here."""
-        found = self.cache.read(page)
-        return self._from_folder(page) if found is None else found
+        with self._one:
+            found = self.cache.read(page)
+            return self._from_folder(page) if found is None else found
 
     def put(self, page: int, data: bytes | bytearray | memoryview, kept: Iterable[int] = ()) -> bool:
         """Keep a page that is checked, as `PageCache.put`."""
-        return self.cache.put(page, data, kept)
+        with self._one:
+            return self.cache.put(page, data, kept)
 
     def _from_folder(self, page: int) -> bytes | None:
         if self._built is None or page in self.damaged:

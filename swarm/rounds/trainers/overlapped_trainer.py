@@ -150,6 +150,7 @@ class OverlapTrainer(WorkerTrainer):
     async def _stop_tail(self, at_least: int) -> None:
         if self._tail is not None:
             await self._tail.begun.wait()
+            self._is_awaited = True
             self._worker_group.stop_inner(after_steps=0 if self._cut_short else at_least)
             await self._tail.done.wait()
 

@@ -73,6 +73,7 @@ class WorkerTrainer:
         self._validates_from = -math.inf
         self._points: deque[_Points] = deque()
         self._cut_short = False  # whether the present round must end early
+        self._is_awaited = False  # whether the samples that are here must do
         self._commands = 0  # at the worker, or on their way to it
         self._command_ended = Notifier()
         self._rested = (-1, 0)  # the last round in which this peer was paused, and how often it was planned for in it
@@ -184,13 +185,17 @@ class WorkerTrainer:
     async def _inner(
         self, ranges: Sequence[Range], first_step: int, deadline_s: float, steps: int | None, options: InnerRunOptions
     ) -> InnerResult:
-        began = trio.current_time()
-        async with self._samples.holding(ranges, deadline_s, lambda: self._cut_short or self.paused) as here:
+        began, self._is_awaited = trio.current_time(), False
+        async with self._samples.holding(ranges, deadline_s, self._must_begin) as here:
             left_s = deadline_s - (trio.current_time() - began)
             with self._at_work():
                 result = await self._worker_group.inner_steps(list(here), first_step, left_s, steps, options=options)
         self.speed = smoothed_speed(self.speed, result.steps, result.seconds)
         return result
+
+    def _must_begin(self) -> bool:
+        """Whether to train on the samples that are here, and wait for no other."""
+        return self._cut_short or self._is_awaited or self.paused
 
     def _expect(self, request: TrainRequest) -> None:
         self._samples.expect((*request.assignment.ranges, *request.assignment.ahead))
