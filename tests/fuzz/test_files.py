@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,7 +21,10 @@ from peer.checkpoint.generation import StateGeneration
 from peer.checkpoint.hash_tree import hash_state
 from peer.checkpoint.mapped_floats import map_floats
 from peer.config import ModelConfig
-from peer.errors import BarnraiseError
+from peer.data.pages.cache import PageCache
+from peer.data.pages.folder import load_index
+from peer.data.pages.index import encode_index, read_index
+from peer.errors import BarnraiseError, ConfigError
 from peer.identity import Identity, Signed, sign_body
 from peer.model.layout import FlatLayout
 from peer.net.address_book import AddressBook
@@ -50,6 +54,7 @@ from swarm.training.checkpoints import last_stage, proof_of
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_bytes, of_json, of_msgpack
 from tests.fuzz.support.resign import resigned_bytes
+from tests.peer.data.pages.data_sets import write_data_set
 from tests.swarm.run.test_invite import opened, sealed
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.support.stage_commits import begun
@@ -197,6 +202,34 @@ def read_part(path: Path) -> None:
         file.close()
 
 
+def data_set() -> tuple[bytes, bytes]:
+    """Return the index of a small data set, and its first page."""
+    with TemporaryDirectory() as folder:
+        index, _, _ = write_data_set(Path(folder), seq_len=7, windows=9)
+        return encode_index(index), (Path(folder) / "train-00000.pages").read_bytes()
+
+
+def read_page_index(path: Path) -> None:
+    """Read an index alone, and as that of a run."""
+    wanted = read_index(data_set()[0], "its own").config
+    index = load_index(path)
+    assert index.size_bytes > 0 and index.rows(0) and index.rows(index.pages - 1)
+    assert encode_index(index) == path.read_bytes()
+    with suppress(ConfigError):
+        assert load_index(path, wanted).config == wanted
+
+
+def read_cached_page(path: Path) -> None:
+    """Use a page that an earlier process has left: whole, or not at all."""
+    index = read_index(data_set()[0], "its own")
+    cache = PageCache(path.parent, index, 1 << 30)
+    cache.open()
+    if cache.use(0):
+        assert path.read_bytes() == data_set()[1]
+    else:
+        assert 0 not in cache.held and not path.exists()
+
+
 def formats() -> dict[str, Format]:
     """Return every file of a home but checkpoints and tokens."""
     encode = msgspec.msgpack.encode
@@ -227,6 +260,8 @@ def formats() -> dict[str, Format]:
         Format(LOG_NAME, log_file(), of_bytes, read_log),
         Format("0.result", result_file(), of_bytes, read_results),
         Format("state.part", STATE["theta"].numpy().tobytes(), of_bytes, read_part),
+        Format("pages.index", data_set()[0], of_msgpack, read_page_index),
+        Format("0.page", data_set()[1], of_bytes, read_cached_page),
         Format("RUN.toml", TEMPLATE.read_bytes(), of_bytes, read_run_config),
     ]
     return {file.name: file for file in found}

@@ -14,10 +14,15 @@ import trio
 from dht.protocol import FIND
 from dht.records import KIND as RECORD_KIND
 from dht.records import Body
+from peer.data.pages.cache import PageCache
+from peer.data.pages.folder import BuiltPages
+from peer.data.pages.index import encode_index
+from peer.data.pages.library import PageLibrary
 from peer.identity import Identity
 from swarm.coordinator.second_process import serve_second
 from swarm.membership.reachability import serve_dial_back
 from swarm.membership.told_events import serve_events
+from swarm.pages.server import serve_pages
 from swarm.pipeline.data_feed import serve_tokens
 from swarm.protocol import round_schedule
 from swarm.protocol.agreement import messages as say
@@ -28,12 +33,14 @@ from swarm.protocol.plan import CONTRIBUTION_KIND, PLAN_KIND, Contribution
 from swarm.run.gate import Gate
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import serve_run_files
+from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 from tests.dht.support.local_swarm import RUN, bare_host, local_swarm
 from tests.fuzz.support.guard import MUTATIONS, chance_for
 from tests.fuzz.support.instances import Instances, described
 from tests.fuzz.support.resign import resigned
 from tests.fuzz.support.strikes import Pool, Striker, Watch, plain
 from tests.fuzz.support.wire_types import methods
+from tests.peer.data.pages.data_sets import write_data_set
 from tests.swarm.pipeline.test_source import read
 from tests.swarm.run.test_gate import AUTHORITY, gate_of, hosts, manifest_of
 from tests.swarm.support import gossip_group
@@ -201,6 +208,20 @@ async def test_the_dht(count: int) -> None:
             await striker.strike(count)
         tried.update(striker.tried)
         assert FIND.name in striker.tried
+
+
+@pytest.mark.parametrize("count", MUTATIONS)
+async def test_pages(tmp_path: Path, count: int) -> None:
+    index, _, _ = write_data_set(tmp_path, seq_len=7, windows=9)
+    library = PageLibrary(index, PageCache(tmp_path, index, 0), BuiltPages(tmp_path, index))
+    async with bare_host(IDENTITY) as victim, bare_host() as attacker:
+        serve_pages(victim.rpc, encode_index(index), library, UploadSlots(SnapshotLimits()))
+        attacker.book.add(victim.peer_id, victim.addresses)
+        pool: Pool = {"bytes": [bytes.fromhex(index.config.root)], "int": [0, 1, index.pages]}
+        striker = Striker(victim, attacker.peer_id, lambda: pool, "pages")
+        with Watch(victim):
+            await striker.strike(count)
+        tried.update(striker.tried)
 
 
 @pytest.mark.parametrize("count", MUTATIONS)
