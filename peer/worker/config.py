@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.data.pages.corpus import PagedCorpus, open_corpus
 from peer.data.tokenizer import BYTES
 from peer.events import EventLog
 from peer.footprint.layout import Compute, Layout
@@ -119,3 +120,11 @@ class WorkerBuffers:
             closing(SharedBuffer.create(config.directory, numel, in_file=config.vectors_in_files)) as delta,
         ):
             yield cls(outer, delta)
+
+
+def opened_pages(load: LoadCorpus) -> PagedCorpus:
+    """Return the corpus of a run's data set, whose pages come to the folders that `load` names. Raises ConfigError."""
+    folders, wanted = load.pages, load.data.pages
+    assert folders is not None and wanted is not None
+    places = [Path(folder) for folder in (folders.cache, folders.built) if folder]  # the cache first: it is checked
+    return open_corpus(Path(folders.index), wanted, load.vocab_size, places)

@@ -15,8 +15,7 @@ from peer.errors import ConfigError, WorkerError
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.messages import CorpusFiles, ModelLoaded
 from peer.machine import usable_cores
-from peer.worker.config import WorkerConfig
-from peer.worker.corpus_pages import open_pages
+from peer.worker.config import WorkerConfig, opened_pages
 from peer.worker.process import WorkerProcess, handshake, make_private
 
 LOG: Final = "corpus-worker.log"
@@ -27,7 +26,7 @@ async def read_corpus_apart(config: WorkerConfig) -> Corpus:
     """Return the corpus of a peer. Raises as `read_text_apart`."""
     load = config.load_corpus(config.corpus_folder)
     if load.pages is not None:  # ids need no tokenizer
-        return await trio.to_thread.run_sync(open_pages, load)
+        return await trio.to_thread.run_sync(opened_pages, load)
     return await read_text_apart(load, config.directory / LOG, config.compute.threads_each, config.load_timeout_s)
 
 

@@ -19,8 +19,8 @@ from peer.data.tokenizer import Ids, load_tokenizer
 from peer.errors import ConfigError
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.messages import CorpusFiles, ModelLoaded, Stop
+from peer.worker.config import opened_pages
 from peer.worker.control_link import ControlLink
-from peer.worker.corpus_pages import open_pages
 
 
 class CorpusWorker:
@@ -50,7 +50,7 @@ class CorpusWorker:
 def read_corpus(load: LoadCorpus) -> Corpus:
     """Read the text of this machine with the run's tokenizer, or the index of the run's data set. Raises
     ConfigError."""
-    return _read_text(load) if load.pages is None else open_pages(load)
+    return _read_text(load) if load.pages is None else opened_pages(load)
 
 
 def _read_text(load: LoadCorpus) -> TextCorpus:

@@ -16,7 +16,7 @@ from peer.data.pages.library import PageLibrary
 from peer.errors import ConfigError
 from peer.net.host import Host
 from swarm.membership.open_peer import OpenPeer
-from swarm.pages.holders import Holders
+from swarm.pages.holders import PageHolders
 from swarm.pages.opening import check_index
 from swarm.pages.server import serve_pages
 from swarm.run.config import RunConfig
@@ -70,6 +70,6 @@ def offer(host: Host, library: PageLibrary) -> None:
 def tell_of(peer: OpenPeer[Manifest], library: PageLibrary) -> Callable[[], Awaitable[None]]:
     """Return the task that publishes that all pages are here."""
     host, run = peer.host, peer.run
-    holders = Holders(peer.node, run.gate, run.manifest.run_id, host.peer_id, host.events)
+    holders = PageHolders(peer.node, run.gate, run.manifest.run_id, host.peer_id, host.events)
     holders.begin(library.index.pages, lambda: library.held)
     return holders.run

@@ -47,7 +47,7 @@ class PageFetcher:
         return await self._fetch(PageTree(self._wanted), INDEX_CHUNK, self._last_resort, members)
 
     async def fetch_page(self, index: PageIndex, page: int) -> bytes:
-        """Return a page. Raises NetworkError where nobody delivers it; ConfigError for one that nobody can train on."""
+        """Return a page. Raises NetworkError where none delivers it; ConfigError for one that no peer can train on."""
         holders = self._chosen(page)
         if not (holders or self._fit(self._last_resort)):
             raise NetworkError(f"no peer that can be reached keeps page {page} of the data set")

@@ -23,7 +23,7 @@ SAFE_HOLDERS: Final = 2
 """With fewer a range of pages could be lost with one peer."""
 
 
-class Holders:
+class PageHolders:
     """Who keeps which pages, this peer among them. Event `pages_kept`: how much this peer keeps, and how many ranges of
     all have fewer than `SAFE_HOLDERS` holders."""
 

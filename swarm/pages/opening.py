@@ -22,7 +22,7 @@ from peer.files import read_bounded, write_atomically
 from peer.ipc.corpus_messages import PageFolders
 from peer.notifier import beside_block
 from swarm.pages.fetching import PageFetcher
-from swarm.pages.holders import Holders
+from swarm.pages.holders import PageHolders
 from swarm.pages.server import serve_pages
 from swarm.pages.supply import PageSupply
 from swarm.protocol.samples import OwnSamples, SampleSupply
@@ -45,7 +45,7 @@ async def open_samples(context: PeerContext) -> AsyncIterator[SampleSupply]:
     if wanted is None:
         yield OwnSamples()
         return
-    holders = Holders(context.node, context.gate, manifest.run_id, host.peer_id, host.events)
+    holders = PageHolders(context.node, context.gate, manifest.run_id, host.peer_id, host.events)
 
     def of_page(page: int) -> Sequence[str]:
         return holders.view.holders(page) if holders.view is not None else ()

@@ -27,7 +27,7 @@ from peer.events import EventLog
 from peer.ipc.corpus_messages import PageFolders
 from peer.net.backoff import Backoff
 from peer.notifier import Notifier
-from swarm.pages.holders import SAFE_HOLDERS, Holders
+from swarm.pages.holders import SAFE_HOLDERS, PageHolders
 from swarm.protocol.ledger import Range
 
 FETCHES: Final = 3  # at a time
@@ -43,7 +43,7 @@ class PageSource(Protocol):
     """Where a page comes from that is not here."""
 
     async def __call__(self, page: int) -> bytes:
-        """Return the page, checked. Raises NetworkError; ConfigError where nobody can train on it."""
+        """Return the page, checked. Raises NetworkError; ConfigError where no peer can train on it."""
         ...
 
 
@@ -57,7 +57,7 @@ class PageSupply:
         library: PageLibrary,
         folders: PageFolders,
         fetch: PageSource,
-        holders: Holders,
+        holders: PageHolders,
         seed: int,
         events: EventLog,
         in_exchange: Callable[[], bool] = lambda: False,

@@ -7,16 +7,30 @@ is shorter, comes last. So a range of numbers touches few pages.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from peer.config import PagesConfig
 from peer.corpus_facts import CorpusFacts
-from peer.data.pages.folder import Pages, read_at
-from peer.data.pages.index import PageIndex
+from peer.data.pages.cache import CachedPages
+from peer.data.pages.folder import INDEX, BuiltPages, Pages, load_index, read_at
+from peer.data.pages.index import PageIndex, check_vocabulary
 from peer.data.permute import permute
 from peer.errors import ConfigError
+
+
+def open_corpus(index_file: Path, wanted: PagesConfig, vocab_size: int, places: Sequence[Path]) -> PagedCorpus:
+    """Return the corpus of the data set `wanted`. `places`: folders of cached pages, or with an index of built ones,
+    the first before the others. Raises ConfigError."""
+    index = load_index(index_file, wanted)
+    check_vocabulary(index, vocab_size)
+    pages: list[Pages] = [
+        BuiltPages(folder, index) if (folder / INDEX).is_file() else CachedPages(folder) for folder in places
+    ]
+    return PagedCorpus(index, wanted.root, pages)
 
 
 class PagedCorpus:

@@ -21,7 +21,7 @@ from peer.data.pages.library import PageLibrary
 from peer.errors import NetworkError
 from peer.events import Event, EventLog
 from peer.ipc.corpus_messages import PageFolders
-from swarm.pages.holders import Holders
+from swarm.pages.holders import PageHolders
 from swarm.pages.holdings import HoldingsRecord, PageRanges
 from swarm.pages.supply import PageSupply
 from tests.peer.data.pages.data_sets import write_data_set
@@ -35,7 +35,7 @@ SEED = 5
 @dataclass
 class Scene:
     supply: PageSupply
-    holders: Holders
+    holders: PageHolders
     cache: PageCache
     built: BuiltPages
     asked: list[int] = field(default_factory=list)
@@ -75,7 +75,7 @@ async def opened(tmp_path: Path, built: BuiltPages, room: int, own: BuiltPages |
     cache = PageCache(tmp_path / "cache", built.index, room * PAGE_BYTES_MAX)
     cache.open()
     library = PageLibrary(built.index, cache, own)
-    holders = Holders(cast(Any, None), cast(Any, None), "run", "me", log)
+    holders = PageHolders(cast(Any, None), cast(Any, None), "run", "me", log)
     holders.begin(built.index.pages, lambda: library.held)
 
     async def fetch(page: int) -> bytes:
