@@ -41,7 +41,7 @@ def all_methods() -> tuple[Method[Any, Any], ...]:
 
 def made_up(type_: Any, known: Mapping[str, Any], *, zero: bool = False) -> Any:
     """Return a message of that type: fields that are `known` by name where they fit, else zeros or small values."""
-    plain = _value(inspect.type_info(type_), known, zero)
+    plain = _value(_described(type_), known, zero)
     return msgspec.convert(plain, type_, builtin_types=(bytes,))
 
 
@@ -50,6 +50,16 @@ def garbage() -> Any:
     return random.choice(
         [None, -1, 1 << 63, float("nan"), "\x1b]0;x\x07", random.randbytes(200), [[]] * 50, {"": {"a": [0]}}]
     )
+
+
+@cache  # msgspec reads the annotations of a type anew each time, which takes milliseconds
+def _described(type_: Any) -> inspect.Type:
+    return inspect.type_info(type_)
+
+
+@cache
+def _types_of_fields(cls: type) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(cls)}
 
 
 def _value(info: inspect.Type, known: Mapping[str, Any], zero: bool) -> Any:
@@ -88,9 +98,8 @@ def _value(info: inspect.Type, known: Mapping[str, Any], zero: bool) -> Any:
 
 
 def _fits(value: Any, cls: type, field: str) -> bool:
-    type_ = next(f.type for f in msgspec.structs.fields(cls) if f.name == field)
     try:
-        msgspec.convert(value, type_, builtin_types=(bytes,))
+        msgspec.convert(value, _types_of_fields(cls)[field], builtin_types=(bytes,))
     except (msgspec.ValidationError, ValueError):
         return False
     return True

@@ -43,7 +43,7 @@ from tests.support.protocol_methods import all_methods, garbage, made_up
 
 OF_THE_HOST: Final = ("net/hello", "net/ping", "net/bulk")  # a peer that does not answer these is not called at all
 CALL_S: Final = 3.0
-PAUSE_S: Final = 0.5
+PAUSE_S: Final = 2.0
 KEPT_MAX: Final = 200  # messages to replay
 
 
