@@ -8,17 +8,23 @@ from pathlib import Path
 import pytest
 
 from peer.data.pages.cache import CachedPages
-from peer.data.pages.corpus import PagedCorpus
+from peer.data.pages.corpus import PagedCorpus, place_of
 from peer.data.pages.folder import BuiltPages
 from tests.peer.data.pages.data_sets import write_data_set
 from tests.support.peer_process import PeerProcess
 from tests.swarm.support.swarm_harness import WITNESS, open_swarm
 
+pytestmark = pytest.mark.process
 SEQ_LEN = 1023  # 2048 windows a page
 PAGES = 5
 OF_PAGES = WITNESS.replace('"folder"', '"pages"').replace("seq_len = 64", f"seq_len = {SEQ_LEN}").replace(
     "max_seq_len = 128", f"max_seq_len = {SEQ_LEN}"
 )  # fmt: skip
+TWO_STAGES = (
+    OF_PAGES.replace('coordinator = "witness"', "")
+    .replace(f"max_seq_len = {SEQ_LEN}", f"max_seq_len = {SEQ_LEN}\ntie_embeddings = false")
+    .replace("{outer}", "{outer}\n[pipeline]\nstages = 2\n")
+)
 
 
 def has_second_holders(peer: PeerProcess) -> bool:
@@ -27,11 +33,11 @@ def has_second_holders(peer: PeerProcess) -> bool:
     return bool(told) and told[-1].fields["rare"] == 0
 
 
-@pytest.mark.process
 async def test_peers_without_text_go_on_when_the_coordinator_with_all_pages_is_killed(tmp_path: Path) -> None:
     data = tmp_path / "data"
     write_data_set(data, seq_len=SEQ_LEN, windows=PAGES * 2048 - 100)
     built = BuiltPages.open(data)
+    whole = PagedCorpus(built.index, built.index.config.root, [built])
     async with open_swarm(tmp_path, run=OF_PAGES, outer="[outer]\nsteps = 4", min_peers=3, data=data) as swarm:
         peers = [swarm.join(f"p{number}") for number in range(3)]
         await swarm.committed(2, *peers)
@@ -41,18 +47,22 @@ async def test_peers_without_text_go_on_when_the_coordinator_with_all_pages_is_k
         await swarm.committed(max(peer.round for peer in peers) + 3, *peers)
         for peer in peers:
             assert not peer.all("page_missing"), peer.transcript()
-            cached = PagedCorpus(built.index, built.index.config.root, [CachedPages(peer.home / "pages")])
-            held = [page for page in range(built.index.pages) if CachedPages(peer.home / "pages").find(page)]
-            assert held
-            own = [number for number in range(1000) if cached_page(built, number) in held]
-            assert (cached.batch(own, 0) == corpus_of(built).batch(own, 0)).all()
+            pages = CachedPages(peer.home / "pages")
+            held = [page for page in range(built.index.pages) if pages.find(page)]
+            own = [number for number in range(1000) if place_of(built.index, number, 0)[0] in held]
+            cached = PagedCorpus(built.index, built.index.config.root, [pages])
+            assert own and (cached.batch(own, 0) == whole.batch(own, 0)).all()
 
 
-def cached_page(built: BuiltPages, number: int) -> int:
-    from peer.data.pages.corpus import place_of
-
-    return place_of(built.index, number, 0)[0]
-
-
-def corpus_of(built: BuiltPages) -> PagedCorpus:
-    return PagedCorpus(built.index, built.index.config.root, [built])
+async def test_each_machine_serves_the_first_stage_of_a_pipeline_and_feeders_have_pages(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_data_set(data, seq_len=SEQ_LEN, windows=PAGES * 2048 - 100)
+    async with open_swarm(tmp_path, run=TWO_STAGES, outer="[outer]\nsteps = 2", data=data) as swarm:
+        feeder = swarm.join("feeder", "--role", "feeder")
+        peers = [swarm.join(f"p{number}") for number in range(2)]
+        await swarm.committed(2, *peers)
+        fed = await feeder.wait_for("text_fed", lambda fields: fields["micro_batches"] > 0)
+        assert fed.fields["peers"]
+        first = next(peer for peer in peers if peer.all("corpus_read"))
+        await first.wait_for("val_evaluated")
+        assert not [fact for peer in peers for fact in (*peer.all("text_missing"), *peer.all("page_missing"))]
