@@ -64,6 +64,12 @@ _STAGE_MAX = (1 << 16) - 1
     "GB",
     "Disk for pages of the run's data set that come from other peers.  [default: all, at most a tenth of what is free]",
 )
+@click.option(
+    "--data-url",
+    default="",
+    metavar="URL",
+    help="A web server with the folder of the run's data set, which is asked for pages that no member has.",
+)
 @amount_option("--upload-limit", "MB/S", "Never send faster.")
 @amount_option("--download-limit", "MB/S", "Never receive faster.")
 @click.option(
@@ -116,6 +122,7 @@ def join(
     compute: Compute,
     text: OwnText,
     data_cache: float | None,
+    data_url: str,
     upload_limit: float | None,
     download_limit: float | None,
     role: Role,
@@ -140,6 +147,7 @@ def join(
     """
     opened = resumed_invite(home) if invite is None else read_invite(invite)  # before the slow imports: a typo is told
     from peer.compute.device import resolve_device
+    from swarm.pages.mirror import check_mirror
     from swarm.run.pause_conditions import parse_condition
     from swarm.run.peer_context import JoinConfig
     from swarm.training.peer import run_participant
@@ -147,6 +155,8 @@ def join(
     refuse_without("--serve", serves, "serve_memory")
     refuse_beside("--role feeder", role == "feeder", "compiles", "memory_limit", "host_memory_limit", "state")
     conditions = tuple(map(parse_condition, pause_when))
+    if data_url:
+        check_mirror(data_url)
     for each in dict.fromkeys(compute.all_devices):  # before the network is asked
         if resolve_device(each).torch.type == "cpu":
             refuse("on a CPU --memory-limit is that of the machine", "host_memory_limit")
@@ -162,6 +172,7 @@ def join(
         compute=compute,
         text=text,
         data_cache_bytes=None if data_cache is None else data_cache * 1e9,
+        data_url=data_url,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,
         download_bytes_per_s=None if download_limit is None else download_limit * 1e6,
         role=role,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,10 +22,10 @@ from peer.ipc.corpus_messages import PageFolders
 from peer.notifier import beside_block
 from swarm.pages.fetching import PageFetcher
 from swarm.pages.holders import PageHolders
+from swarm.pages.mirror import Mirror
 from swarm.pages.server import serve_pages
 from swarm.pages.supply import PageSupply
 from swarm.protocol.samples import OwnSamples, SampleSupply
-from swarm.run.home import Home
 from swarm.run.peer_context import JoinConfig, PeerContext
 
 CACHE_PAGES_MIN: Final = 16
@@ -51,8 +50,9 @@ async def open_samples(context: PeerContext) -> AsyncIterator[SampleSupply]:
         return holders.view.holders(page) if holders.view is not None else ()
 
     fetcher = PageFetcher(host, wanted, of_page, [manifest.authority])
+    mirror = Mirror(context.config.data_url, wanted) if context.config.data_url else None
     built = await trio.to_thread.run_sync(named_pages, context.config, wanted)
-    encoded = await _index(context.home, wanted, fetcher, built, context)
+    encoded = await _index(context, wanted, fetcher, mirror, built)
     index = read_index(encoded, str(context.home.page_index), wanted)
     check_index(index, manifest.tokenizer, manifest.data.seq_len)
     check_vocabulary(index, manifest.model.vocab_size)
@@ -64,7 +64,15 @@ async def open_samples(context: PeerContext) -> AsyncIterator[SampleSupply]:
         str(context.home.pages.absolute()),
         "" if built is None else str(built.folder.absolute()),
     )
-    fetch = partial(fetcher.fetch_page, index)
+
+    async def fetch(page: int) -> bytes:
+        try:
+            return await fetcher.fetch_page(index, page)
+        except NetworkError:
+            if mirror is None:
+                raise
+            return await mirror.fetch_page(index, page)
+
     in_exchange = lambda: context.uploads.in_exchange  # noqa: E731
     supply = PageSupply(library, folders, fetch, holders, manifest.run.seed, host.events, in_exchange)
     async with beside_block() as tasks:
@@ -117,15 +125,16 @@ def _library(context: PeerContext, index: PageIndex, built: BuiltPages | None) -
 
 
 async def _index(
-    home: Home, wanted: PagesConfig, fetcher: PageFetcher, built: BuiltPages | None, context: PeerContext
+    context: PeerContext, wanted: PagesConfig, fetcher: PageFetcher, mirror: Mirror | None, built: BuiltPages | None
 ) -> bytes:
     """Return the index of the run's data set, which is then in the home. Raises NetworkError, ResourceError."""
+    home = context.home
     for path in (home.page_index, None if built is None else built.folder / INDEX):
         found = b"" if path is None else await trio.to_thread.run_sync(_read, path)
         if blake3(found).hexdigest() == wanted.root:
             break
     else:
-        found = await _fetched(fetcher, context)
+        found = await _fetched(fetcher, mirror, context)
     await trio.to_thread.run_sync(write_atomically, home.page_index, found)
     return found
 
@@ -137,11 +146,13 @@ def _read(path: Path) -> bytes:
         return b""
 
 
-async def _fetched(fetcher: PageFetcher, context: PeerContext) -> bytes:
+async def _fetched(fetcher: PageFetcher, mirror: Mirror | None, context: PeerContext) -> bytes:
     for attempt in range(INDEX_TRIES):
         try:
             return await fetcher.fetch_index(sorted(context.node.peers))
         except NetworkError as error:
+            if mirror is not None:
+                return await mirror.fetch_index()
             if attempt + 1 == INDEX_TRIES:
                 raise NetworkError(
                     f"no peer gives the index of the run's data set ({error}): try again when more members are there,"

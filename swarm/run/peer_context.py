@@ -41,6 +41,8 @@ class JoinConfig:
     with all of them."""
     data_cache_bytes: float | None = None
     """Room for pages that come from other peers; None: as `swarm.pages.opening` finds."""
+    data_url: str = ""
+    """A web server with the folder of the run's data set, asked where no member has a page; "" for none."""
     upload_bytes_per_s: float | None = None
     """A cap, None for no cap; so is `download_bytes_per_s`."""
     download_bytes_per_s: float | None = None
