@@ -147,8 +147,8 @@ def within_memory(config: DataConfig, memory_bytes: float) -> DataConfig:
 
 def token_cache_bytes(config: DataConfig, folder: str = "") -> int:
     """Return the bytes that `cache` of `load_corpus` takes: four for each id. A text has at most one id for two bytes;
-    commonly one for four. Reads no text. Unreadable files count as none."""
-    if config.source == "folder" and not folder:
+    commonly one for four. Reads no text. Unreadable files count as none. A data set has no such copy."""
+    if config.source == "pages" or (config.source == "folder" and not folder):
         return 0
     size_bytes = sum(file.size_bytes * (RATIO if is_packed(file.path) else 1) for file in find_files(_source(folder)))
     return min(size_bytes, config.max_bytes) * np.dtype(np.int32).itemsize // _BYTES_AN_ID_MIN

@@ -16,9 +16,9 @@ from peer.notifier import Notifier
 from swarm.pages.holdings import HOLDINGS, HolderView, HoldingsRecord, PageRanges, holdings_key
 from swarm.run.gate import Gate
 
-TTL_S: Final = 30.0
-REFRESH_S: Final = 5.0
-PAUSE_S: Final = 1.0  # between two records, however fast pages come
+TTL_S: Final = 45.0
+REFRESH_S: Final = 10.0
+PAUSE_S: Final = 2.0  # between two records, however fast pages come
 SAFE_HOLDERS: Final = 2
 """With fewer a range of pages could be lost with one peer."""
 

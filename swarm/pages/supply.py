@@ -16,11 +16,12 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final, Protocol
 
+import numpy as np
 import trio
 from blake3 import blake3
 
 from peer.catalogue.pages import CacheShrunk, PageDamaged, PageMissing, SamplesAwaited
-from peer.data.pages.corpus import pages_of
+from peer.data.pages.corpus import PAGES_MAX, pages_of
 from peer.data.pages.library import PageLibrary
 from peer.errors import BarnraiseError
 from peer.events import EventLog
@@ -32,6 +33,7 @@ from swarm.protocol.ledger import Range
 
 FETCHES: Final = 3  # at a time
 LOOK_S: Final = 0.25
+LOOK_RARE_S: Final = 2.0
 AWAITED_S: Final = 0.05  # a shorter wait is no event
 RETRY_S: Final = 1.0
 RETRY_MAX_S: Final = 60.0
@@ -72,8 +74,13 @@ class PageSupply:
         self._expected: list[int] = []
         self._plan: tuple[Range, ...] = ()
         self._under_way = set[int]()
+        self._kept, self._kept_at = (
+            list[int](),
+            (0, 0, tuple[int, ...]()),
+        )  # the answer of `_kept_for_others`, and what it is for
         self._failed = Backoff(RETRY_S, RETRY_MAX_S)
         self._wanted, self._came = Notifier(), Notifier()
+        self._rares_at = -math.inf  # when to look for rare pages again
         self._told_missing = set[int]()
         self._told_damaged = 0
         self._held_out = library.index.train.pages
@@ -128,7 +135,8 @@ class PageSupply:
         if missing and waited_s > AWAITED_S:
             self._events.emit(SamplesAwaited(seconds=round(waited_s, 3), pages=len(missing)))
         here = {page for page in pages if page in self._ready}
-        return tuple(ranges) if len(here) == len(pages) else self._prefix(ranges, here)
+        all_here = len(here) == len(pages) < PAGES_MAX
+        return tuple(ranges) if all_here else self._prefix(ranges, here)
 
     def _is_enough(self, missing: Sequence[int]) -> bool:
         """Whether waiting brings nothing more: all are here that the cache has room for."""
@@ -187,8 +195,10 @@ class PageSupply:
     def _next(self) -> int | None:
         """Return the most urgent page that is not here."""
         found = next((page for page in self._needed() if self._may_fetch(page)), None)
-        if found is None and not self._in_exchange() and not self._under_way:
+        now = trio.current_time()
+        if found is None and now >= self._rares_at and not self._in_exchange() and not self._under_way:
             found = next((page for page in self._rare() if self._may_fetch(page)), None)
+            self._rares_at = now + LOOK_RARE_S if found is None else now
         return found
 
     def _needed(self) -> Iterator[int]:
@@ -211,16 +221,20 @@ class PageSupply:
         """Return the pages of the cache that stay, although this peer does not train on them now, because too few
         others keep them: within their share of it."""
         cache, view, urgent = self._library.cache, self._holders.view, self._urgent()
-        room = KEPT_SHARE * cache.limit_bytes
-        kept = list[int]()
-        for page in [*cache.held] if view is not None else ():
-            assert view is not None
-            if page not in urgent and view.counts[view.ranges.of(page)] <= SAFE_HOLDERS:
-                room -= self._index.page_bytes(page)
-                if room < 0:
-                    break
-                kept.append(page)
-        return kept
+        if view is None:
+            return []
+        known = (id(view.counts), len(cache.held), tuple(urgent))
+        if known != self._kept_at:  # it is asked for several times a second, and there may be thousands
+            few = {int(number) for number in np.flatnonzero(view.counts <= SAFE_HOLDERS)}
+            room, kept = KEPT_SHARE * cache.limit_bytes, list[int]()
+            for page in [*cache.held]:
+                if page not in urgent and view.ranges.of(page) in few:
+                    room -= self._index.page_bytes(page)
+                    if room < 0:
+                        break
+                    kept.append(page)
+            self._kept, self._kept_at = kept, known
+        return self._kept
 
     def _may_fetch(self, page: int) -> bool:
         return page not in self._ready and page not in self._under_way and not self._failed.paused(str(page))
@@ -232,6 +246,8 @@ class PageSupply:
         if view is None or not view.kept or self._library.has_all:
             return
         room = KEPT_SHARE * cache.limit_bytes - sum(map(self._index.page_bytes, self._kept_for_others()))
+        if room < self._index.page_bytes(self._held_out):
+            return
         for number in sorted(view.rare(SAFE_HOLDERS, me), key=partial(_rendezvous, me)):
             wanted = [page for page in view.ranges.pages_of(number) if page not in self._library]
             if wanted and sum(map(self._index.page_bytes, wanted)) <= room:

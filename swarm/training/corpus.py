@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Final
 
 import trio
 from torch import Tensor
@@ -17,7 +18,8 @@ from swarm.protocol.samples import OwnSamples, SampleSupply
 from swarm.run.peer_context import PeerContext
 from swarm.training.worker_config import worker_config
 
-VALIDATION_SEQUENCES = 64
+VALIDATION_SEQUENCES: Final = 64
+AHEAD_SAMPLES: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class CorpusReader:
 
     async def read_ahead(self, spans: Sequence[Range]) -> Tensor:
         """As `read`, for a caller that will likely ask for the samples that follow."""
-        self.samples.expect(spans)
+        self.samples.expect([(first, last + AHEAD_SAMPLES) for first, last in spans])
         return await self.read(spans)
 
     def held_out(self, batch_size: int) -> list[Tensor]:

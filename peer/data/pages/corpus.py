@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
@@ -31,6 +32,9 @@ def open_corpus(index_file: Path, wanted: PagesConfig, vocab_size: int, places: 
         BuiltPages(folder, index) if (folder / INDEX).is_file() else CachedPages(folder) for folder in places
     ]
     return PagedCorpus(index, wanted.root, pages)
+
+
+PAGES_MAX: Final = 1024
 
 
 class PagedCorpus:
@@ -95,12 +99,14 @@ def place_of(index: PageIndex, number: int, seed: int) -> tuple[int, int]:
     return page, permute(at % index.page_windows, index.rows(page), f"{key}:{page}")
 
 
-def pages_of(index: PageIndex, ranges: Iterable[tuple[int, int]], seed: int) -> list[int]:
-    """Return the pages that hold the samples of half-open ranges, in the order in which they are read."""
+def pages_of(index: PageIndex, ranges: Iterable[tuple[int, int]], seed: int, most: int = PAGES_MAX) -> list[int]:
+    """Return the pages that hold the samples of half-open ranges, in the order in which they are read: the first
+    `most`, however long a range is."""
     found = dict[int, None]()
+    most = min(most, index.train.pages)
     for first, last in ranges:
         at = first
-        while at < last:
+        while at < last and len(found) < most:
             epoch, within = divmod(at, index.train.windows)
             position = within // index.page_windows
             found[_page_at(index, position, f"{seed}:{epoch}")] = None
