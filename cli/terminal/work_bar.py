@@ -19,7 +19,7 @@ _STEPS: Final = 10
 _REDRAWN_S: Final = 0.2
 
 
-class Work:
+class WorkShown:
     """How far some work is: bytes that are done, of how many, and since when."""
 
     def __init__(self, label: str) -> None:
@@ -57,7 +57,7 @@ class Work:
 @contextmanager
 def work_bar(label: str) -> Iterator[Callable[[int, int], None]]:
     """Yield what takes the bytes that are done, and those of all; it may be called from any thread."""
-    work, on = Work(label), screen(err=True)
+    work, on = WorkShown(label), screen(err=True)
     if not on.is_terminal:
         said = -1
 

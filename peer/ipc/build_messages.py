@@ -21,8 +21,8 @@ class LoadBuild(msgspec.Struct, frozen=True, tag="load_build", kw_only=True):
 
 
 class GatherDocuments(Command, frozen=True, tag="gather"):
-    """Requests that the plan's files are put into buckets, as a `Gathered`. Signs of life carry the bytes of files that
-    are behind."""
+    """Requests that the plan's files are put into buckets, as a `GatheredText`. Signs of life carry the bytes of files
+    that are behind."""
 
     is_strict: bool
     """Whether a file that cannot be read is an error."""

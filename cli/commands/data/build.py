@@ -68,7 +68,7 @@ def build(
     """
     from peer.data.building.plan import FLUSH_BYTES, BuildPlan, bucket_count
     from peer.data.tokenizer import BYTES
-    from peer.worker.building.build import Build, find_text, run_build
+    from peer.worker.building.build import DataBuild, find_text, run_build
 
     content, name = _tokenizer(tokenizer)
     found = find_text([_root(file) for file in files])
@@ -87,7 +87,7 @@ def build(
         flush_bytes=FLUSH_BYTES,
     )
     _check(plan)
-    work = Build(plan, found.roots, content, out, strict)
+    work = DataBuild(plan, found.roots, content, out, strict)
     with BuildBars() as bars:
         result = run_until_stopped(lambda: run_build(work, bars))
     if not result.is_new:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from peer.figures import quoted, several, size_text
 
 if TYPE_CHECKING:
-    from peer.data.building.gathering import Gathered
+    from peer.data.building.gathering import GatheredText
     from peer.data.pages.index import PageIndex, PagePart
 
 
@@ -51,7 +51,7 @@ def run_lines(folder: Path, index: PageIndex) -> list[str]:
     ]
 
 
-def result_lines(folder: Path, index: PageIndex, found: Gathered, skipped: Counter[str]) -> list[str]:
+def result_lines(folder: Path, index: PageIndex, found: GatheredText, skipped: Counter[str]) -> list[str]:
     """Return what a build has made, and what it left out."""
     from peer.data.text_files import Texts
 

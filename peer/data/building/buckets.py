@@ -39,8 +39,9 @@ class BucketWriter:
         """Of ids or texts, the larger ones, that are not written yet."""
 
     def open(self, sizes: Sequence[int]) -> bool:
-        """Cut the files to these sizes; "[]" begins anew. Return False, and begin anew, where a file is shorter. Raises
-        OSError."""
+        """Cut the files to these sizes; "[]" begins again. Return False, and begin again, where a file is shorter.
+
+        Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self.sizes = [*sizes] or [0] * len(self.sizes)
         for number, size_bytes in enumerate(self.sizes):

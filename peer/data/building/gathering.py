@@ -44,7 +44,7 @@ _CHUNK_BYTES: Final = 1 << 20
 _LOOK_S: Final = 1.0
 
 
-class Gathered(msgspec.Struct, kw_only=True):
+class GatheredText(msgspec.Struct, kw_only=True):
     """The result of the first pass, as far as it is."""
 
     vocab_size: Number = 0
@@ -76,7 +76,7 @@ class _Journal(msgspec.Struct, kw_only=True):
     is_done: bool = False
     boot: Text = ""
     """Names the time since the machine was started; "" where the system does not say."""
-    gathered: Gathered = msgspec.field(default_factory=Gathered)
+    gathered: GatheredText = msgspec.field(default_factory=GatheredText)
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Gathering:
     _ahead: deque[_Document | _FileEnd] = field(init=False, default_factory=deque)
     """Documents whose ids are not there yet, and the ends of files between them."""
 
-    def run(self) -> Gathered:
+    def run(self) -> GatheredText:
         """Fill the buckets. Raises ConfigError for an option that the tokenizer does not go with, a missing library,
         and with `is_strict` a file that cannot be read; OSError if the buckets cannot be written."""
         end = end_token(self.plan, self.tokenizer)

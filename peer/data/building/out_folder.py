@@ -26,7 +26,7 @@ from peer.errors import ConfigError, ResourceError
 from peer.files import read_bounded
 
 Start = Literal["new", "continued", "over", "built"]
-"""How a build begins: in an empty folder, where an earlier one ended, anew in place of another, or not at all."""
+"""How a build begins: in an empty folder, where an earlier one ended, again in place of another, or not at all."""
 _WORK: Final = ".build"
 _BUILT: Final = ".built"
 

@@ -19,7 +19,7 @@ from blake3 import blake3
 from peer.bounds import HASH_BYTES, Hash, Number
 from peer.data.building.buckets import Bucket, bucket_path, read_bucket
 from peer.data.building.documents import held_out_end
-from peer.data.building.gathering import Gathered
+from peer.data.building.gathering import GatheredText
 from peer.data.building.plan import BuildPlan, replace_file, write_note
 from peer.data.pages.folder import INDEX, file_name, pages_a_file
 from peer.data.pages.index import INDEX_BYTES_MAX, PageIndex, PagePart, encode_index
@@ -46,7 +46,7 @@ class PackingNote(msgspec.Struct, kw_only=True):
     """How far the second pass is."""
 
     plan: bytes
-    gathered: Gathered
+    gathered: GatheredText
     bucket: Number = 0
     """The next one."""
     is_cut: bool = False

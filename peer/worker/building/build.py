@@ -12,7 +12,7 @@ from typing import Protocol
 
 import trio
 
-from peer.data.building.gathering import BUCKETS, Gathered
+from peer.data.building.gathering import BUCKETS, GatheredText
 from peer.data.building.out_folder import OutFolder, Start
 from peer.data.building.packing import Packing, PackingNote
 from peer.data.building.plan import BuildPlan, PlannedFile, planned, unwritable_out, write_note
@@ -54,7 +54,7 @@ class FoundText:
 
 
 @dataclass(frozen=True)
-class Build:
+class DataBuild:
     """What is to be built: a plan, and what it does not name."""
 
     plan: BuildPlan
@@ -72,7 +72,7 @@ class BuildResult:
     index: PageIndex
     is_new: bool
     """Whether this command has finished it."""
-    gathered: Gathered = field(default_factory=Gathered)
+    gathered: GatheredText = field(default_factory=GatheredText)
 
 
 def find_text(roots: Sequence[Path]) -> FoundText:
@@ -101,7 +101,7 @@ def find_text(roots: Sequence[Path]) -> FoundText:
     return FoundText(files, skipped, tuple(roots))
 
 
-async def run_build(build: Build, watch: BuildWatch) -> BuildResult:
+async def run_build(build: DataBuild, watch: BuildWatch) -> BuildResult:
     """Build a data set, or continue where an earlier build has ended. Raises ConfigError, ResourceError,
     CheckpointError, WorkerError."""
     plan, out = build.plan, OutFolder(build.out.absolute())
@@ -116,7 +116,7 @@ async def run_build(build: Build, watch: BuildWatch) -> BuildResult:
         return BuildResult(index, is_new=True, gathered=note.gathered)
 
 
-async def _gathered(build: Build, out: OutFolder, watch: BuildWatch) -> PackingNote:
+async def _gathered(build: DataBuild, out: OutFolder, watch: BuildWatch) -> PackingNote:
     """Run the first pass, and note that it is done."""
     plan, total = build.plan, build.plan.size_bytes
     load = LoadBuild(
@@ -138,7 +138,7 @@ async def _gathered(build: Build, out: OutFolder, watch: BuildWatch) -> PackingN
     return note
 
 
-def _packed(build: Build, out: OutFolder, packing: Packing) -> PageIndex:
+def _packed(build: DataBuild, out: OutFolder, packing: Packing) -> PageIndex:
     try:
         if build.tokenizer:
             shutil.copyfile(out.tokenizer, out.path / TOKENIZER)
@@ -149,14 +149,14 @@ def _packed(build: Build, out: OutFolder, packing: Packing) -> PageIndex:
     return index
 
 
-def _check_place(build: Build, out: OutFolder) -> None:
+def _check_place(build: DataBuild, out: OutFolder) -> None:
     """Raise ConfigError if the data set would lie among the texts: the next build would read its files."""
     for root in build.roots:
         if out.path.resolve().is_relative_to(root.resolve()):
             raise ConfigError(f"--out {build.out} lies in {root}, which is read: choose a folder elsewhere")
 
 
-def no_documents(build: Build, found: Gathered) -> str:
+def no_documents(build: DataBuild, found: GatheredText) -> str:
     """Return why there is nothing to build from, with the remedy."""
     names = ", ".join(str(root) for root in build.roots[:3]) + (", ..." if len(build.roots) > 3 else "")
     skipped = Texts(skipped=Counter(found.skipped)).skipped_text()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from peer.data.building.gathering import Gathered
+from peer.data.building.gathering import GatheredText
 from peer.errors import ConfigError, ResourceError, WorkerError
 from peer.ipc.build_messages import GatherDocuments, LoadBuild
 from peer.ipc.messages import Beat, ModelLoaded, WorkerReply
@@ -18,7 +18,7 @@ _START_S: Final = 600.0
 """For a large tokenizer on a slow disk."""
 
 
-async def gather_apart(load: LoadBuild, log: Path, is_strict: bool, progress: Callable[[int], None]) -> Gathered:
+async def gather_apart(load: LoadBuild, log: Path, is_strict: bool, progress: Callable[[int], None]) -> GatheredText:
     """Have a confined process fill the buckets of a plan, and end it. `progress` takes the bytes of files that are
     behind. Raises ConfigError for a tokenizer, an option or (`is_strict`) a file that is refused, ResourceError if the
     buckets cannot be written, WorkerError."""
@@ -42,8 +42,8 @@ async def gather_apart(load: LoadBuild, log: Path, is_strict: bool, progress: Ca
         await worker.destroy()
 
 
-def _result(reply: WorkerReply) -> Gathered:
+def _result(reply: WorkerReply) -> GatheredText:
     if reply.error is not None:
         kind = ResourceError if reply.error.reason == "full" else ConfigError
         raise kind(plain(reply.error.message))
-    return reply.result(Gathered)
+    return reply.result(GatheredText)

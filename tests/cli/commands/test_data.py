@@ -17,9 +17,10 @@ from peer.data.building.packing import PackingNote
 from peer.data.building.plan import read_note
 from peer.data.pages.folder import BuiltPages
 from tests.cli.support.typed import Peer, said
-from tests.peer.support.builds import built, random_documents, small_tokenizer
+from tests.peer.data.building.builds import built, random_documents, small_tokenizer
 
 ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.process
 OPTIONS = ("--seq-len", "31", "--held-out", "0.2")
 
 
@@ -78,10 +79,9 @@ def killed_when(command: list[str], is_time: Callable[[], bool]) -> None:
     assert child.wait() == -signal.SIGKILL
 
 
-@pytest.mark.process
 def test_a_killed_build_continues_to_the_same_data_set(tmp_path: Path, texts: Path) -> None:
     for number in range(4):
-        documents = random_documents(4000, seed=number)
+        documents = random_documents(1500, seed=number)
         (texts / f"{number}.jsonl").write_text("\n".join(json.dumps({"text": text.decode()}) for text in documents))
     tokenizer, out = small_tokenizer(tmp_path), tmp_path / "out"
     script = str(ROOT / "tests" / "cli" / "support" / "build_child.py")

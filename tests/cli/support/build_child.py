@@ -1,4 +1,4 @@
-"""`peer data build` with a journal after each 64 KiB and 64 buckets, for tests that end it in the middle."""
+"""`peer data build` with a journal after each 16 KiB and 16 buckets, for tests that end it in the middle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if __name__ == "__main__":
     if "--one-core" in sys.argv:
         sys.argv.remove("--one-core")
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    plan.FLUSH_BYTES = 1 << 16  # type: ignore[misc]
-    plan.bucket_count = lambda files, tokenizer: 64  # type: ignore[assignment]
+    plan.FLUSH_BYTES = 1 << 14
+    plan.bucket_count = lambda files, tokenizer: 16  # type: ignore[assignment]
     sys.argv[0] = "peer"
     main()

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from pathlib import Path
 
-import pyarrow
-import pyarrow.parquet
 import pytest
 import zstandard
 from tokenizers import Tokenizer as HubTokenizer
@@ -24,7 +23,7 @@ from peer.data.pages.folder import BuiltPages
 from peer.data.text_files import TextReader
 from peer.data.tokenizer import BYTES, ByteTokenizer, Ids
 from peer.errors import ConfigError
-from tests.peer.support.builds import (
+from tests.peer.data.building.builds import (
     END,
     built,
     defined,
@@ -84,8 +83,9 @@ def test_files_their_names_and_order_do_not_matter(tmp_path: Path) -> None:
     write_lines(other / "z.jsonl", parts[2][::-1])
     (other / "a.jsonl.gz").write_bytes(gzip.compress(as_lines(parts[4])))
     (other / "b.json.zst").write_bytes(zstandard.ZstdCompressor().compress(as_lines(parts[0])))
-    table = pyarrow.table({"text": [text.decode() for text in parts[1]], "id": [*range(len(parts[1]))]})
-    pyarrow.parquet.write_table(table, other / "c.parquet", row_group_size=7)
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    table = arrow.table({"text": [text.decode() for text in parts[1]], "id": [*range(len(parts[1]))]})
+    parquet.write_table(table, other / "c.parquet", row_group_size=7)
     (other / "d.json").write_text(json.dumps([{"text": text.decode()} for text in parts[3]]))
     tokenizer = str(small_tokenizer(tmp_path))
     roots = {

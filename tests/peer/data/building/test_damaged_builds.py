@@ -1,4 +1,4 @@
-"""Files of an unfinished build that were changed: the build begins anew, ends with a sentence, or is not affected."""
+"""Files of an unfinished build that were changed: the build begins again, ends with a sentence, or is not affected."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peer.data.building.gathering import BUCKETS, JOURNAL
 from peer.data.building.packing import PackingNote
 from peer.data.building.plan import read_note, write_note
 from peer.errors import CheckpointError
-from tests.peer.support.builds import gathered, packing, plan_of, random_documents
+from tests.peer.data.building.builds import gathered, packing, plan_of, random_documents
 
 
 def mutated(data: bytes, chance: random.Random) -> bytes:
@@ -50,7 +50,7 @@ def test_a_changed_bucket_is_refused(tmp_path: Path, source: Path, seed: int) ->
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_with_a_changed_journal_the_first_pass_begins_anew(tmp_path: Path, source: Path, seed: int) -> None:
+def test_with_a_changed_journal_the_first_pass_begins_again(tmp_path: Path, source: Path, seed: int) -> None:
     plan = plan_of([source])
     found, journal = gathered(plan, tmp_path), tmp_path / JOURNAL
     journal.write_bytes(mutated(journal.read_bytes(), random.Random(seed)))
@@ -67,7 +67,7 @@ def test_a_changed_note_is_none(tmp_path: Path, seed: int) -> None:
     assert read_note(path, PackingNote) is None
 
 
-def test_buckets_shorter_than_the_journal_says_begin_anew(tmp_path: Path, source: Path) -> None:
+def test_buckets_shorter_than_the_journal_says_begin_again(tmp_path: Path, source: Path) -> None:
     plan = plan_of([source])
     found = gathered(plan, tmp_path)
     for number in range(plan.buckets):

@@ -12,7 +12,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import models, pre_tokenizers, trainers
 
-from peer.data.building.gathering import BUCKETS, Gathered, Gathering
+from peer.data.building.gathering import BUCKETS, GatheredText, Gathering
 from peer.data.building.packing import Packing, PackingNote
 from peer.data.building.plan import BuildPlan
 from peer.data.pages.folder import BuiltPages
@@ -51,13 +51,13 @@ def plan_of(roots: list[Path], tokenizer: str = BYTES, **options: object) -> Bui
     return BuildPlan(files=find_text(roots).files, tokenizer=name, **{**defaults, **options})  # type: ignore[arg-type]
 
 
-def gathered(plan: BuildPlan, folder: Path, tokenizer: str = BYTES, **options: object) -> Gathered:
+def gathered(plan: BuildPlan, folder: Path, tokenizer: str = BYTES, **options: object) -> GatheredText:
     """Run the first pass."""
     folder.mkdir(parents=True, exist_ok=True)
     return Gathering(plan, folder, load_tokenizer(tokenizer), **options).run()  # type: ignore[arg-type]
 
 
-def packing(plan: BuildPlan, folder: Path, found: Gathered) -> Packing:
+def packing(plan: BuildPlan, folder: Path, found: GatheredText) -> Packing:
     """Return the second pass, which has not begun."""
     out = folder / "out"
     out.mkdir(parents=True, exist_ok=True)
