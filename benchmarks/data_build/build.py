@@ -176,7 +176,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where the text and the data set go (default: a temporary folder)")
     add_json(parser, "data_build")
     options = parser.parse_args()
-    os.environ["TOKENIZERS_PARALLELISM"] = "true"
+    os.environ |= {"TOKENIZERS_PARALLELISM": "true", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         rows = measure(Path(folder), options.gb, options.tokenizer, options.rival)
     show(rows)

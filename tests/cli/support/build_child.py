@@ -12,7 +12,7 @@ if __name__ == "__main__":
     if "--one-core" in sys.argv:
         sys.argv.remove("--one-core")
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    plan.FLUSH_BYTES = 1 << 14
-    plan.bucket_count = lambda files, tokenizer: 16  # type: ignore[assignment]
+    vars(plan)["FLUSH_BYTES"] = 1 << 14
+    vars(plan)["bucket_count"] = lambda files, tokenizer: 16
     sys.argv[0] = "peer"
     main()
