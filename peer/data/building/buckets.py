@@ -73,15 +73,18 @@ class BucketWriter:
                 continue
             table = np.frombuffer(b"".join(records), RECORD).copy()
             table["tokens"] //= id_bytes
-            body, ids = table.tobytes(), b"".join(self._ids[number])
-            digest = blake3(body).update(ids).digest()
+            body, ids = table.tobytes(), self._ids[number]
+            ids_bytes = sum(map(len, ids))
+            digest = blake3(body)
+            for piece in ids:
+                digest.update(piece)
             with bucket_path(self._folder, number).open("ab") as file:
-                file.write(_HEAD.pack(_MARK, len(table), len(ids), digest))
+                file.write(_HEAD.pack(_MARK, len(table), ids_bytes, digest.digest()))
                 file.write(body)
-                file.write(ids)
-            self.sizes[number] += _HEAD.size + len(body) + len(ids)
+                file.writelines(ids)
+            self.sizes[number] += _HEAD.size + len(body) + ids_bytes
             records.clear()
-            self._ids[number].clear()
+            ids.clear()
         self.buffered_bytes = 0
 
 

@@ -39,7 +39,7 @@ _NAME_CHARS_MAX: Final = 200
 _FIELD_CHARS_MAX: Final = 24
 _EMPTY: Final = "empty"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
-_AHEAD: Final = 8
+_AHEAD: Final = 3
 _CHUNK_BYTES: Final = 1 << 20
 _LOOK_S: Final = 1.0
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from peer.data.building.gathering import Gathering
 from peer.data.building.plan import BuildPlan, read_note, unwritable_out
@@ -12,6 +14,10 @@ from peer.errors import ConfigError
 from peer.ipc.build_messages import GatherDocuments, LoadBuild
 from peer.ipc.messages import ModelLoaded
 from peer.worker.control_link import ControlLink
+
+_TRIM_THRESHOLD: Final = -1  # of mallopt
+_MMAP_THRESHOLD: Final = -3
+_KEPT_BYTES: Final = 1 << 20
 
 
 class BuildWorker:
@@ -22,6 +28,7 @@ class BuildWorker:
     def __init__(self, link: ControlLink, load: LoadBuild) -> None:
         plan = read_note(Path(load.plan), BuildPlan)
         assert plan is not None  # the parent has written it
+        _return_memory()
         self._link = link
         self._gathering = Gathering(plan, Path(load.directory), load_tokenizer(load.tokenizer), progress=self._tick)
         link.send(ModelLoaded(device="", bf16=False, compiled=False))
@@ -43,3 +50,12 @@ class BuildWorker:
 
     def _tick(self, size_bytes: int) -> None:
         self._link.ticks = size_bytes
+
+
+def _return_memory() -> None:
+    """Have glibc return large blocks to the kernel, which a worker that computes keeps: here every document has another
+    size."""
+    with suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, _KEPT_BYTES)
