@@ -83,6 +83,10 @@ EXAMPLES: Final[dict[str, tuple[Example, ...]]] = {
         ("check this machine", "peer doctor"),
         ("check the way to a run, and your text for it", "peer doctor INVITE --data ~/texts"),
     ),
+    "data": (
+        ("a data set of all text in a folder", "peer data build ~/texts --tokenizer bytes --seq-len 1024 --out pages"),
+        ("what RUN.toml needs for it", "peer data show pages"),
+    ),
     "relay": (
         ("on a machine with a public address", "peer relay --announce /ip4/203.0.113.7/tcp/4001"),
         ("for at most 50 peers and 100 Mbit/s", "peer relay --reservations 50 --rate 100"),

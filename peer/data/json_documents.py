@@ -7,6 +7,7 @@ object is decoded by itself. All that Python reads is accepted, also NaN, infini
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import chain
@@ -30,11 +31,12 @@ _CONTINUED: Final = (b",", b":", b"[", b"{")
 class JsonDocuments:
     """The documents of one file, and the count of its other values."""
 
-    def __init__(self, field: str) -> None:
+    def __init__(self, field: str, value_bytes_max: int = sys.maxsize) -> None:
         self.has_field = False
         self.is_replaced = False
         """Whether a half of a surrogate pair became U+FFFD."""
         self._field = field
+        self._value_bytes_max = value_bytes_max
         self._by_lines = True
         self._whole = _text_decoder(field)
         self._raw = _raw_decoder(field)
@@ -54,7 +56,7 @@ class JsonDocuments:
                 break
         self._by_lines = self._is_by_lines(bytes(head))
         split = lines if self._by_lines else entries
-        for value in split(chain((bytes(head),), pieces), is_cut):
+        for value in split(chain((bytes(head),), pieces), is_cut, self._value_bytes_max):
             if not value or value.isspace():
                 continue
             self._values += 1

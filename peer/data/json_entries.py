@@ -6,6 +6,7 @@ Brackets and strings are counted, nothing is decoded. So an array of a gigabyte 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator
 from typing import Final
 
@@ -20,9 +21,11 @@ _CONSTANT: Final = re.compile(rb'(?:[^"NI]+|' + _STRING + rb'){0,100}("?)(NaN|In
 _DEPTH_MAX: Final = 1000  # decoders give up near it
 
 
-def lines(pieces: Iterator[bytes], is_cut: Callable[[], bool]) -> Iterator[bytes | bytearray]:
+def lines(
+    pieces: Iterator[bytes], is_cut: Callable[[], bool], value_bytes_max: int = sys.maxsize
+) -> Iterator[bytes | bytearray]:
     """Yield each line, without its end. `is_cut`: whether the pieces end before the text does; the last line is then
-    left out."""
+    left out. Raises NoText for a line longer than `value_bytes_max`."""
     line = bytearray()
     for piece in pieces:
         *ended, rest = piece.split(b"\n")
@@ -32,19 +35,29 @@ def lines(pieces: Iterator[bytes], is_cut: Callable[[], bool]) -> Iterator[bytes
             line = bytearray()
             yield from ended[1:]
         line += rest
+        check_value(len(line), value_bytes_max)
     if line and not is_cut():
         yield line
 
 
-def entries(pieces: Iterator[bytes], is_cut: Callable[[], bool]) -> Iterator[bytes | bytearray]:
+def entries(
+    pieces: Iterator[bytes], is_cut: Callable[[], bool], value_bytes_max: int = sys.maxsize
+) -> Iterator[bytes | bytearray]:
     """Yield each outermost value, and in place of an outermost array each of its elements. Only objects are whole: an
     array in an array is represented by its beginning, and a string by its quotes. An object that does not end is left
-    out if the pieces end before the text does."""
+    out if the pieces end before the text does. Raises NoText for one longer than `value_bytes_max`."""
     scanner = _Scanner()
     for piece in pieces:
         yield from scanner.entries(piece)
+        check_value(len(scanner.object), value_bytes_max)
     if scanner.is_open and not is_cut():
         yield scanner.object
+
+
+def check_value(size_bytes: int, value_bytes_max: int) -> None:
+    """Raise NoText for a value of too many bytes: it is held in memory whole."""
+    if size_bytes > value_bytes_max:
+        raise NoText(f"JSON with a value of more than {value_bytes_max >> 20} MiB")
 
 
 class _Scanner:

@@ -28,6 +28,7 @@ RATIO: Final = 8
 _WINDOW_BYTES_MAX: Final = 1 << 27  # of a Zstandard frame; what `zstd -d` takes without --long
 _BUFFER_BYTES: Final = 1 << 20
 _ROWS: Final = 64
+_BATCH_BYTES: Final = 16 << 20
 _DICTIONARY_ROWS: Final = 1 << 12  # every batch repeats the dictionary
 _FOOTER_STRING_BYTES_MAX: Final = 16 << 20
 _FOOTER_ITEMS_MAX: Final = 1 << 20
@@ -107,13 +108,24 @@ def rows_of(file: BinaryIO, field: str) -> Iterator[bytes | None]:
         if len(found) != 1:
             raise NoField(field, [name for name, _, stored in columns if stored in texts])
         ((kind, stored),) = found
-        rows = _DICTIONARY_ROWS if arrow.types.is_dictionary(getattr(kind, "storage_type", kind)) else _ROWS
+        rows = (
+            _DICTIONARY_ROWS
+            if arrow.types.is_dictionary(getattr(kind, "storage_type", kind))
+            else _rows_at_once(table.metadata)
+        )
         for batch in table.iter_batches(batch_size=rows, columns=[field], use_threads=False):
             for value in batch.column(batch.schema.get_field_index(field)):  # `a.b` also picks b of a structure a
                 content = _content(value)
                 yield _if_text(content) if content is not None and stored in unmarked else content
     except (arrow.ArrowException, OSError) as error:
         raise NoText(f"damaged {PARQUET}") from error
+
+
+def _rows_at_once(metadata: Any) -> int:
+    """Return how many rows of a table are read at once: fewer of large ones."""
+    size_bytes: int = sum(metadata.row_group(number).total_byte_size for number in range(metadata.num_row_groups))
+    count: int = _BATCH_BYTES * metadata.num_rows // max(1, size_bytes)
+    return max(1, min(_ROWS, count))
 
 
 def _stored_type(arrow: Any, kind: Any) -> Any:

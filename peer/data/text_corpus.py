@@ -24,10 +24,9 @@ from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
 from peer.data.folder_files import TOOL_FOLDERS, TextSource, find_files
 from peer.data.held_out import split
-from peer.data.json_documents import JSON_SUFFIXES
 from peer.data.packed_files import PARQUET, RATIO, TEXT, is_packed
 from peer.data.permute import permute
-from peer.data.text_files import EMPTY_LINE, Texts, read_texts
+from peer.data.text_files import EMPTY_LINE, TEXT_SUFFIXES, Texts, read_texts
 from peer.data.tokenizer import Ids, Tokenizer
 from peer.errors import ConfigError
 from peer.plain_text import plain
@@ -39,9 +38,6 @@ _MEMORY_SHARE = 16  # while it is tokenized, a text takes about eight times its 
 _NOT_PROSE = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "lib2to3", "__pycache__"})
 _FIELDS_SHOWN = 8
 _FIELD_CHARS_MAX = 24  # so that a sentence is not cut
-_TEXT_SUFFIXES = JSON_SUFFIXES | frozenset(
-    {".txt", ".md", ".rst", ".py", ".csv", ".html", ".xml", ".tex", ".c", ".h", ".rs", PARQUET}
-)
 
 
 @dataclass(frozen=True)
@@ -169,7 +165,7 @@ def has_packed_text(folder: str) -> bool:
 def _source(folder: str, text_field: str = "") -> TextSource:
     if folder:
         field = text_field or TEXT
-        return TextSource(Path(folder), _TEXT_SUFFIXES, TOOL_FOLDERS, is_users=True, field=field)
+        return TextSource(Path(folder), TEXT_SUFFIXES, TOOL_FOLDERS, is_users=True, field=field)
     return TextSource(Path(sysconfig.get_paths()["stdlib"]), frozenset({".py"}), _NOT_PROSE, is_users=False)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import os
 import stat
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,8 +18,12 @@ from typing import BinaryIO, Final
 
 from peer.data.folder_files import NO_SUFFIX, TextSource, find_files
 from peer.data.json_documents import JSON_SUFFIXES, JsonDocuments
-from peer.data.packed_files import PARQUET, NoField, NoText, rows_of, suffixes_of, unpacking
+from peer.data.packed_files import PARQUET, TEXT, NoField, NoText, rows_of, suffixes_of, unpacking
 
+TEXT_SUFFIXES: Final = JSON_SUFFIXES | frozenset(
+    {".txt", ".md", ".rst", ".py", ".csv", ".html", ".xml", ".tex", ".c", ".h", ".rs", PARQUET}
+)
+"""Of files that hold text, in lower case."""
 LINE_CUT_BYTES: Final = 1 << 16  # a line longer than this is cut anywhere
 _CHUNK_BYTES: Final = 1 << 20
 _KINDS_MAX: Final = 6
@@ -110,7 +115,7 @@ def read_texts(source: TextSource, max_bytes: int, separator: bytes = EMPTY_LINE
             texts.skipped[_PAST_LIMIT] += 1
             texts.truncated = True
             continue
-        reader = _Reader(room, separator, source.field)
+        reader = TextReader(room, separator, source.field)
         try:
             reader.read(file.path)
         except OSError:
@@ -133,10 +138,17 @@ def read_texts(source: TextSource, max_bytes: int, separator: bytes = EMPTY_LINE
     return texts
 
 
-class _Reader:
+class TextReader:
     """The text of one file, read in pieces of a bounded size up to `room` bytes."""
 
-    def __init__(self, room: int, separator: bytes, field: str) -> None:
+    def __init__(
+        self,
+        room: int = sys.maxsize,
+        separator: bytes = EMPTY_LINE,
+        field: str = TEXT,
+        value_bytes_max: int = sys.maxsize,
+    ) -> None:
+        """`value_bytes_max`: of a JSON value."""
         self.text = bytearray()
         self.read_bytes = 0
         self.is_cut = False
@@ -154,72 +166,82 @@ class _Reader:
         self._room = room
         self._separator = separator
         self._field = field
+        self._value_bytes_max = value_bytes_max
+        self._empty = "empty"
+        self._file: BinaryIO | None = None
+
+    @property
+    def position(self) -> int:
+        """The bytes of the open file, as it lies on the disk, that are behind."""
+        return 0 if self._file is None or self._file.closed else self._file.tell()
 
     def read(self, path: Path) -> None:
-        """Read the file once. Raises OSError, and NoText for what is no text."""
-        suffix, packing = suffixes_of(path)
-        empty = "empty"
-        with _open_regular(path) as file, unpacking(file, packing) as content:
-            if suffix == PARQUET:
-                self._take_table(content)
-            elif suffix in JSON_SUFFIXES:
-                empty = self._take_json(content, suffix)
+        """Read the file once, into `text`. Raises OSError, and NoText for what is no text."""
+        is_one = holds_one_text(path)
+        for piece in self.pieces(path):
+            if is_one:
+                self.text += piece
             else:
-                self._take_text(content)
-        if not self.text:
-            raise NoText(_PAST_LIMIT if self.is_cut else empty)
-
-    def _take_text(self, file: BinaryIO) -> None:
-        for piece in self._decoded(file):
-            self.text += piece
-        if self.is_cut:
+                self._take_document(piece)
+        if is_one and self.is_cut:
             end = self.text.rfind(b"\n", max(0, len(self.text) - LINE_CUT_BYTES)) + 1
             if end:
                 del self.text[end:]
+        if not self.text:
+            raise self.refusal()
 
-    def _take_json(self, file: BinaryIO, suffix: str) -> str:
-        """Take the documents of a file, and return what it is if it has none. One that the limit cuts is left out."""
-        documents = JsonDocuments(self._field)
+    def pieces(self, path: Path) -> Iterator[bytes]:
+        """Yield the documents of a JSON or .parquet file, or pieces of the one text of another file, UTF-8. Raises
+        OSError, and NoText for what is no text, also after some pieces."""
+        suffix, packing = suffixes_of(path)
+        with _open_regular(path) as self._file, unpacking(self._file, packing) as content:
+            if suffix == PARQUET:
+                yield from self._table(content)
+            elif suffix in JSON_SUFFIXES:
+                yield from self._json(content, suffix)
+            else:
+                yield from self._decoded(content)
+
+    def refusal(self) -> NoText:
+        """Return why a file that was read is left out, if it had no text."""
+        return NoText(_PAST_LIMIT if self.is_cut else self._empty)
+
+    def _json(self, file: BinaryIO, suffix: str) -> Iterator[bytes]:
+        """Yield the documents of a file. One that the limit cuts is left out."""
+        documents = JsonDocuments(self._field, self._value_bytes_max)
         try:
-            for text in documents.texts(self._decoded(file), lambda: self.is_cut):
-                self._take_document(text)
+            yield from documents.texts(self._decoded(file), lambda: self.is_cut)
         finally:
             self.has_field, self.other_fields = documents.has_field, documents.other_fields
             self.is_replaced |= documents.is_replaced
             self.lost.update(documents.lost(suffix))
         self.lacks_field = documents.lacks_field
-        return documents.refusal(suffix)
+        self._empty = documents.refusal(suffix)
 
-    def _take_table(self, file: BinaryIO) -> None:
-        """Take a document of each row. The one that the limit cuts is left out."""
+    def _table(self, file: BinaryIO) -> Iterator[bytes]:
+        """Yield a document for each row. The one that the limit cuts is left out."""
         try:
             for row in rows_of(file, self._field):
                 self.has_field = True
-                if not self._take_row(row):
+                if row is None:
+                    self.lost[f"lines of {PARQUET} without a text"] += 1
+                    continue
+                size_bytes = len(row) + len(self._separator)
+                self.is_cut = self.read_bytes + size_bytes > self._room
+                if self.is_cut:
+                    self.read_bytes = self._room
                     break
+                self.read_bytes += size_bytes
+                if not row:
+                    self.lost[f"lines of {PARQUET} with an empty text"] += 1
+                    continue
+                text = row.decode(errors="replace").encode()
+                self.is_replaced |= text != row
+                yield text
         except NoField as error:
             self.lacks_field, self.other_fields = True, error.others
             raise
         self.has_field = True
-
-    def _take_row(self, row: bytes | None) -> bool:
-        """Take a row's document; return whether there is room for the next one."""
-        if row is None:
-            self.lost[f"lines of {PARQUET} without a text"] += 1
-            return True
-        size_bytes = len(row) + len(self._separator)
-        self.is_cut = self.read_bytes + size_bytes > self._room
-        if self.is_cut:
-            self.read_bytes = self._room
-            return False
-        self.read_bytes += size_bytes
-        if not row:
-            self.lost[f"lines of {PARQUET} with an empty text"] += 1
-            return True
-        text = row.decode(errors="replace").encode()
-        self.is_replaced |= text != row
-        self._take_document(text)
-        return True
 
     def _take_document(self, text: bytes) -> None:
         if self.text:
@@ -254,6 +276,12 @@ class _Reader:
             self.is_replaced = True
             decoder.errors = "replace"
             return decoder.decode(chunk, final).encode()
+
+
+def holds_one_text(path: Path) -> bool:
+    """Whether a file is one text, and no JSON or .parquet file of several."""
+    suffix, _ = suffixes_of(path)
+    return suffix != PARQUET and suffix not in JSON_SUFFIXES
 
 
 def _open_regular(path: Path) -> BinaryIO:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
@@ -27,6 +27,8 @@ Ids = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 BYTES = "bytes"
 _PIECE_CHARACTERS = 1 << 16
 _BATCH_PIECES = 64
+_BATCH_CHARACTERS = 2 << 20
+_LINE_CHARACTERS_MAX = 1 << 18
 
 
 class Tokenizer(Protocol):
@@ -49,6 +51,10 @@ class Tokenizer(Protocol):
         """Return a whole file's ids as one compact array."""
         ...
 
+    def encode_texts(self, texts: Iterable[str]) -> Iterator[Ids]:
+        """Yield the ids of each text by itself, in batches that use every core: memory does not grow with a text."""
+        ...
+
     def decode(self, ids: list[int]) -> str: ...
 
     def save(self, folder: Path) -> None:
@@ -68,6 +74,9 @@ class ByteTokenizer:
 
     def encode_file(self, data: bytes) -> Ids:
         return np.frombuffer(data, dtype=np.uint8)
+
+    def encode_texts(self, texts: Iterable[str]) -> Iterator[Ids]:
+        return (self.encode_file(text.encode()) for text in texts)
 
     def decode(self, ids: list[int]) -> str:
         return bytes(min(id, 255) for id in ids).decode(errors="replace")  # 255 is in no UTF-8: ids without a byte
@@ -105,6 +114,18 @@ class FileTokenizer:
                 encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             ids.extend(np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings)
         return np.concatenate(ids)
+
+    def encode_texts(self, texts: Iterable[str]) -> Iterator[Ids]:
+        """Encode pieces cut at line ends, those of a long line anywhere. A batch holds pieces of several texts."""
+        of_text = list[npt.NDArray[np.int32]]()
+        for batch in _batches(texts):
+            with _panics_as_errors():
+                encodings = self._tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
+            for encoding, (_, is_last) in zip(encodings, batch, strict=True):
+                of_text.append(np.asarray(encoding.ids, dtype=np.int32))
+                if is_last:
+                    yield np.concatenate(of_text) if len(of_text) > 1 else of_text[0]
+                    of_text = []
 
     def decode(self, ids: list[int]) -> str:
         with _panics_as_errors():
@@ -156,6 +177,29 @@ def _pieces(text: str) -> Iterator[str]:
             yield "".join(piece)
             piece, size = [], 0
     yield "".join(piece)
+
+
+def _batches(texts: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
+    """Yield pieces of texts, and whether each is the last of its text, in lists of a bounded size."""
+    batch, size = list[tuple[str, bool]](), 0
+    for text in texts:
+        pieces = [text] if len(text) <= _PIECE_CHARACTERS else [*_short_pieces(text)]
+        for number, piece in enumerate(pieces, 1):
+            batch.append((piece, number == len(pieces)))
+            size += len(piece)
+            if size >= _BATCH_CHARACTERS:
+                yield batch
+                batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _short_pieces(text: str) -> Iterator[str]:
+    """Cut a text after lines, and a line that is longer than several pieces anywhere; at least one, and none empty but
+    that of an empty text."""
+    for piece in _pieces(text):
+        for at in range(0, len(piece), _LINE_CHARACTERS_MAX):
+            yield piece[at : at + _LINE_CHARACTERS_MAX]
 
 
 @contextmanager

@@ -2,9 +2,9 @@
 
 This module holds the common part of all worker programs: the bases of commands and replies, and signs of life. Each
 program's first message (`peer.ipc.first_message`) and its commands are in a module of its own: `train_messages`,
-`stage_messages`, `corpus_messages`, `text_messages`; a worker that serves blocks takes no commands, but records
-(`block_messages`). The parent does not trust the worker, which computes on what strangers sent: its messages have
-bounds, and a malformed one ends it. Tensors lie in shared memory (`peer.ipc.shared_memory`).
+`stage_messages`, `corpus_messages`, `text_messages`, `build_messages`; a worker that serves blocks takes no commands,
+but records (`block_messages`). The parent does not trust the worker, which computes on what strangers sent: its
+messages have bounds, and a malformed one ends it. Tensors lie in shared memory (`peer.ipc.shared_memory`).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final, Protocol
 
 from peer.confinement.grants import Grants
 from peer.ipc.block_messages import LoadBlocks
+from peer.ipc.build_messages import LoadBuild
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.stage_messages import LoadStage
@@ -82,6 +83,12 @@ def _text() -> type[Program]:
     return TextWorker
 
 
+def _build() -> type[Program]:
+    from peer.worker.building.worker import BuildWorker
+
+    return BuildWorker
+
+
 def _train_grants(load: LoadTrain) -> Grants:
     return replace(
         _corpus_grants(load.corpus),
@@ -117,6 +124,10 @@ def _text_grants(load: LoadText) -> Grants:
     return Grants(private=load.directory, readable=_named(load.tokenizer))
 
 
+def _build_grants(load: LoadBuild) -> Grants:
+    return Grants(private=load.directory, readable=_named(load.plan, load.tokenizer, *load.readable))
+
+
 def _vectors(load: LoadTrain | LoadStage) -> tuple[int, ...]:
     return (load.vectors.outer, load.vectors.delta)
 
@@ -131,4 +142,5 @@ PROGRAMS: Final[dict[type[FirstMessage], ProgramEntry]] = {
     LoadCorpus: ProgramEntry(_corpus, _corpus_grants),
     LoadBlocks: ProgramEntry(_blocks, _block_grants, niceness=_block_niceness),
     LoadText: ProgramEntry(_text, _text_grants, niceness=lambda load: 0),  # between two tokens
+    LoadBuild: ProgramEntry(_build, _build_grants),
 }

@@ -114,7 +114,7 @@ def test_what_is_no_text_is_counted_by_kind(tmp_path: Path) -> None:
 def test_a_pipe_that_took_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a.txt")
     with pytest.raises(NoText, match="not regular"):
-        text_files._Reader(100, b"\n\n", "text").read(tmp_path / "a.txt")
+        text_files.TextReader(100, b"\n\n", "text").read(tmp_path / "a.txt")
 
 
 def test_names_need_not_be_utf8(tmp_path: Path) -> None:

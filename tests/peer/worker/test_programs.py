@@ -15,6 +15,7 @@ from peer.confinement.grants import Grants
 from peer.footprint.layout import Compute, Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.block_messages import Fds, LoadBlocks, RingEnds
+from peer.ipc.build_messages import LoadBuild
 from peer.ipc.corpus_messages import LoadCorpus, OwnText
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.messages import VectorFds, frame
@@ -72,6 +73,7 @@ LOADS: dict[str, FirstMessage] = {
         from_worker=RingEnds(FDS, 1),
     ),
     "text": LoadText(tokenizer="/tokens", directory="/own", memory_bytes=9),
+    "build": LoadBuild(plan="/plan", tokenizer="/tokens", readable=("/text", "/more"), directory="/own"),
 }
 GRANTS = {
     "train": Grants("/own", ("/text", "bytes"), tcp=True),
@@ -79,6 +81,7 @@ GRANTS = {
     "corpus": Grants("/own", ("/tokens",)),
     "text": Grants("/own", ("/tokens",)),
     "block": Grants("/own", ("/weights",), accelerators=True),
+    "build": Grants("/own", ("/plan", "/tokens", "/text", "/more")),
 }
 
 
