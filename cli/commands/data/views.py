@@ -69,5 +69,5 @@ def result_lines(folder: Path, index: PageIndex, found: GatheredText, skipped: C
 def _part(part: PagePart, seq_len: int) -> str:
     return (
         f"{several(part.pages, 'page')}, {part.windows:,} windows, {part.windows * (seq_len + 1):,} tokens,"
-        f" {part.documents:,} documents of {size_text(part.text_bytes)}"
+        f" {several(part.documents, 'document')} of {size_text(part.text_bytes)}"
     )

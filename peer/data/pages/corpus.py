@@ -21,6 +21,7 @@ from peer.data.pages.folder import INDEX, BuiltPages, Pages, load_index, read_at
 from peer.data.pages.index import PageIndex, check_vocabulary
 from peer.data.permute import permute
 from peer.errors import ConfigError
+from peer.figures import several
 
 
 def open_corpus(index_file: Path, wanted: PagesConfig, vocab_size: int, places: Sequence[Path]) -> PagedCorpus:
@@ -134,7 +135,7 @@ def facts_of(index: PageIndex, root: str) -> CorpusFacts:
         truncated=False,
         account=(
             f"data set {root[:16]}: {train.documents + held_out.documents:,} documents,"
-            f" {train.windows * tokens:,} tokens to train on in {train.pages:,} pages"
+            f" {train.windows * tokens:,} tokens to train on in {several(train.pages, 'page')}"
             f" and {held_out.windows * tokens:,} held out"
         ),
     )
