@@ -31,12 +31,17 @@ REST_MAX_S: Final = 300.0
 
 class PageFetcher:
     """Asks members for chunks of the data set. `holders(page)` are the members that keep one by their records; those of
-    `last_resort` may have all, and are asked where no holder delivers."""
+    `last_resort` may have all, and are asked where no holder delivers. Who sends wrong bytes is put into `liars`."""
 
     def __init__(
-        self, host: Host, wanted: PagesConfig, holders: Callable[[int], Sequence[str]], last_resort: Sequence[str]
+        self,
+        host: Host,
+        wanted: PagesConfig,
+        holders: Callable[[int], Sequence[str]],
+        last_resort: Sequence[str],
+        liars: set[str],
     ) -> None:
-        self.liars = set[str]()
+        self.liars = liars
         self._host, self._wanted, self._holders = host, wanted, holders
         self._last_resort = [peer for peer in last_resort if peer != host.peer_id]
         self._resting = Backoff(REST_S, REST_MAX_S)

@@ -29,6 +29,8 @@ class PageHolders:
 
     def __init__(self, node: Node, gate: Gate, run_id: str, me: str, events: EventLog) -> None:
         self.me = me
+        self.liars = set[str]()
+        """Peers that sent other bytes than they should: their records are not believed."""
         self._node, self._gate, self._key, self._events = node, gate, holdings_key(run_id), events
         self._held: Callable[[], Collection[int]] = tuple
         self._told: PagesKept | None = None
@@ -66,7 +68,8 @@ class PageHolders:
         record = HoldingsRecord(at=time.time(), kept=kept, credential=self._gate.chain)
         await self._node.put(HOLDINGS, self._key, record, TTL_S)
         found = await self._node.get(HOLDINGS, self._key)
-        view.learn({peer: entry.value for peer, entry in found.items()} | {self.me: record})
+        believed = {peer: entry.value for peer, entry in found.items() if peer not in self.liars}
+        view.learn(believed | {self.me: record})
         rare = int((view.counts < SAFE_HOLDERS).sum())
         told = PagesKept(pages=len(held), total=view.ranges.pages, ranges=view.ranges.count, rare=rare)
         if told != self._told:

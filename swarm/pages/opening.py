@@ -49,7 +49,7 @@ async def open_samples(context: PeerContext) -> AsyncIterator[SampleSupply]:
     def of_page(page: int) -> Sequence[str]:
         return holders.view.holders(page) if holders.view is not None else ()
 
-    fetcher = PageFetcher(host, wanted, of_page, [manifest.authority])
+    fetcher = PageFetcher(host, wanted, of_page, [manifest.authority], holders.liars)
     mirror = Mirror(context.config.data_url, wanted) if context.config.data_url else None
     built = await trio.to_thread.run_sync(named_pages, context.config, wanted)
     encoded = await _index(context, wanted, fetcher, mirror, built)
@@ -73,8 +73,8 @@ async def open_samples(context: PeerContext) -> AsyncIterator[SampleSupply]:
                 raise
             return await mirror.fetch_page(index, page)
 
-    in_exchange = lambda: context.uploads.in_exchange  # noqa: E731
-    supply = PageSupply(library, folders, fetch, holders, manifest.run.seed, host.events, in_exchange)
+    is_busy = lambda: context.uploads.in_exchange or context.pause.paused  # noqa: E731
+    supply = PageSupply(library, folders, fetch, holders, manifest.run.seed, host.events, is_busy)
     async with beside_block() as tasks:
         tasks.start_soon(holders.run)
         tasks.start_soon(supply.run)

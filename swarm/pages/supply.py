@@ -62,12 +62,13 @@ class PageSupply:
         holders: PageHolders,
         seed: int,
         events: EventLog,
-        in_exchange: Callable[[], bool] = lambda: False,
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`seed`: of the order of samples. Rare pages are not fetched while `in_exchange()`."""
+        """`seed`: of the order of samples. Rare pages are not fetched while `is_busy()`: an exchange needs the
+        link, or the machine's owner."""
         self.folders: PageFolders | None = folders
         self._library, self._index, self._fetch, self._holders = library, library.index, fetch, holders
-        self._seed, self._events, self._in_exchange = seed, events, in_exchange
+        self._seed, self._events, self._is_busy = seed, events, is_busy
         self._ready = set[int]()  # pages that were looked at and are here
         self._pinned = Counter[int]()  # by how many blocks
         self._awaited = Counter[int]()
@@ -196,7 +197,7 @@ class PageSupply:
         """Return the most urgent page that is not here."""
         found = next((page for page in self._needed() if self._may_fetch(page)), None)
         now = trio.current_time()
-        if found is None and now >= self._rares_at and not self._in_exchange() and not self._under_way:
+        if found is None and now >= self._rares_at and not self._is_busy() and not self._under_way:
             found = next((page for page in self._rare() if self._may_fetch(page)), None)
             self._rares_at = now + LOOK_RARE_S if found is None else now
         return found

@@ -66,7 +66,7 @@ def odd(host: Host, answer: Handler) -> Host:
 
 def fetcher_of(me: Host, built: BuiltPages, holders: Sequence[Host], last_resort: Sequence[Host] = ()) -> PageFetcher:
     names = [host.peer_id for host in holders]
-    return PageFetcher(me, built.index.config, lambda page: names, [host.peer_id for host in last_resort])
+    return PageFetcher(me, built.index.config, lambda page: names, [host.peer_id for host in last_resort], set())
 
 
 def page_of(built: BuiltPages, page: int) -> bytes:
