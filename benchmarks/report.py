@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.agreement import availability_cells, large_model_rows, traffic_rows
 from benchmarks.common import scenario_rows
-from benchmarks.common.markdown import table
+from benchmarks.common.markdown import number, percent, scaled, significant, span, table, yes
 from benchmarks.common.options import RESULTS
 from benchmarks.network import flow_rows
 from benchmarks.rounds import size_rows, topology_rows
@@ -344,6 +344,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "partitions": ("Partitions, lost packets, free-riders: real processes", partitions),
     "swarm": ("Pipelines", swarm),
     "activations": ("Activations between stages", activations),
+    "training/data_build": ("Data sets: building one", plain),
+    "training/pages": ("Data sets: peers that fetch pages", plain),
     "machine/steps": ("Training steps on one GPU", plain),
     "quickstart_pipeline": ("Pipeline quickstart: a kill and a join", plain),
     "pipeline_faults": ("Pipeline: scripted faults", plain),
@@ -363,37 +365,6 @@ def report(folder: Path = RESULTS) -> str:
             note = f" {found['note']}" if "note" in found else ""
             parts.append(f"## {title}\n\n{head}{note}\n\n{render(found['figures'])}\n")
     return "\n".join(parts)
-
-
-def number(value: float | None, digits: int) -> str:
-    """Return the number with so many decimals; nothing for None."""
-    return "" if value is None else f"{value:.{digits}f}"
-
-
-def significant(value: float | None, digits: int = 3) -> str:
-    """Return the number with so many significant digits, without an exponent."""
-    return "" if value is None else f"{float(f'{value:.{digits}g}'):,.10g}"
-
-
-def percent(share: float | None, digits: int) -> str:
-    """Return a share in percent."""
-    return "" if share is None else f"{100 * share:.{digits}f} %"
-
-
-def scaled(value: float | str, by: float) -> str:
-    """Return a number times `by`; a range stays as it is."""
-    return value if isinstance(value, str) else f"{value * by:g}"
-
-
-def span(values: Sequence[float], form: str) -> str:
-    """Return the range of the values."""
-    low, high = (form.format(value) for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
-def yes(value: bool) -> str:
-    """Return the words for a fact."""
-    return "yes" if value else "no"
 
 
 if __name__ == "__main__":

@@ -36,6 +36,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.common.markdown import table
 from benchmarks.common.options import ROOT, add_json, write_results
 from peer.data.pages.folder import BuiltPages
 
@@ -45,6 +46,7 @@ DOCUMENT_LINES: Final = 80
 LIMIT_BYTES: Final = 100_000_000
 BATCH_CHARACTERS: Final = 2 << 20
 VOCABULARY: Final = 1 << 15
+COLUMNS = ["", "MB", "s", "pass 1", "pass 2", "MB/s", "RSS, MB", "without mapped files, MB"]
 RIVAL: Final = Path(__file__).with_name("rival.py")
 LIBRARY: Final = Path(sysconfig.get_paths()["stdlib"])
 Row = dict[str, Any]
@@ -157,15 +159,13 @@ def measure(folder: Path, gb: float, tokenizer: Path | None, rival: str) -> list
     return rows
 
 
-def show(rows: list[Row]) -> None:
-    print(f"{'':<26} {'MB':>7} {'s':>7} {'pass 1':>7} {'pass 2':>7} {'MB/s':>6} {'RSS MB':>7} {'own MB':>7}")
-    for row in rows:
-        first_s = row.get("first_s", 0.0)
-        passes = f"{first_s:7.1f} {row['seconds'] - first_s:7.1f}" if first_s else f"{'-':>7} {'-':>7}"
-        memory = f"{row.get('rss_bytes', 0) / 1e6:7.0f} {row.get('own_bytes', 0) / 1e6:7.0f}"
-        rate = row["bytes"] / row["seconds"] / 1e6
-        print(f"{row['what']:<26} {row['bytes'] / 1e6:7.0f} {row['seconds']:7.1f} {passes} {rate:6.1f} {memory}")
-    print(f"root {rows[0]['root']}, {rows[0]['tokens']:,} tokens")
+def cells(row: Row) -> list[str]:
+    """Return a row of the table of `COLUMNS`."""
+    first_s, rss = row.get("first_s", 0.0), row.get("rss_bytes", 0)
+    passes = [f"{first_s:.1f}", f"{row['seconds'] - first_s:.1f}"] if first_s else ["", ""]
+    memory = [f"{rss / 1e6:.0f}", f"{row['own_bytes'] / 1e6:.0f}"] if rss else ["", ""]
+    rate = f"{row['bytes'] / row['seconds'] / 1e6:.2f}"
+    return [row["what"], f"{row['bytes'] / 1e6:.0f}", f"{row['seconds']:.1f}", *passes, rate, *memory]
 
 
 def main() -> None:
@@ -174,14 +174,16 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json")
     parser.add_argument("--rival", default="", metavar="PYTHON", help="a Python that has datasets and tokenizers")
     parser.add_argument("--folder", type=Path, help="where the text and the data set go (default: a temporary folder)")
-    add_json(parser, "data_build")
+    add_json(parser, "training/data_build")
     options = parser.parse_args()
     os.environ |= {"TOKENIZERS_PARALLELISM": "true", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"}
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         rows = measure(Path(folder), options.gb, options.tokenizer, options.rival)
-    show(rows)
+    shown = [cells(row) for row in rows]
+    print(table(COLUMNS, shown))
+    print(f"root {rows[0]['root']}, {rows[0]['tokens']:,} tokens")
     if options.json:
-        write_results(options.json, rows)
+        write_results(options.json, {"columns": COLUMNS, "rows": shown, "root": rows[0]["root"]})
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from blake3 import blake3
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
+from benchmarks.common.markdown import table
 from benchmarks.common.options import add_json, write_results
 from peer.data.pages.index import PAGE_BYTES_MAX, PageIndex, PagePart, encode_index
 from tests.support.peer_process import PeerProcess
@@ -33,6 +34,7 @@ from tests.swarm.support.swarm_harness import WITNESS, open_swarm
 SEQ_LEN = 4095  # 512 windows a page
 A_PAGE = PAGE_BYTES_MAX // (2 * (SEQ_LEN + 1))
 VOCABULARY = 256
+COLUMNS = ["GB", "pages", "network process, MB", "worker, MB", "pages kept", "idle", "first wait, s", "missing"]
 PAGES_A_FILE = (256 << 20) // PAGE_BYTES_MAX
 
 
@@ -139,12 +141,10 @@ def main() -> None:
     add_json(parser, "training/pages.json")
     options = parser.parse_args()
     rows = [trio.run(measure, size, options) for size in options.sizes]
-    print("| GB | pages | network process, MB | worker, MB | pages kept | idle | first wait, s | missing |")
-    print("|---|---|---|---|---|---|---|---|")
-    for row in rows:
-        print("| " + " | ".join(str(value) for value in row.values()) + " |")
+    shown = [[str(value) for value in row.values()] for row in rows]
+    print(table(COLUMNS, shown))
     if options.json:
-        write_results(options.json, rows)
+        write_results(options.json, {"columns": COLUMNS, "rows": shown})
 
 
 if __name__ == "__main__":
