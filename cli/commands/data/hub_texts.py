@@ -8,6 +8,7 @@ from pathlib import Path
 from peer.errors import ConfigError, ResourceError
 
 _TIMEOUT_S = 30.0
+_CARD = "README.md"  # describes the data set, and is none of its texts
 
 
 def fetched(name: str) -> Path:
@@ -32,7 +33,9 @@ def fetched(name: str) -> Path:
         files = {
             file.rfilename: file.size or 0
             for file in found.siblings or ()
-            if suffixes_of(Path(file.rfilename))[0] in TEXT_SUFFIXES and "*" not in file.rfilename
+            if suffixes_of(Path(file.rfilename))[0] in TEXT_SUFFIXES
+            and "*" not in file.rfilename
+            and file.rfilename != _CARD
         }
         if not files:
             raise ConfigError(f"{name} has no file of text on the Hub: choose a data set of .parquet, .jsonl or .txt")
