@@ -109,7 +109,7 @@ class ChunkFetch:
         self._tree: ChunkTree | None = None
         self._scheduler: ChunkScheduler | None = None
         self._scheduler_made = trio.Event()
-        self._tells = known is None
+        self._tells, self._what = (True, "the state") if known is None else (False, "it")
         if known is not None:
             self._schedule(known.tree, set())
         self._failure: NetworkError | ResourceError | None = None
@@ -185,7 +185,7 @@ class ChunkFetch:
     def _no_donor(self) -> NetworkError:
         statuses = {donor.status for donor in self.donors.values()}
         kind = StateGone if "gone" in statuses and statuses <= {"gone", "none", "bad"} else NetworkError
-        return kind(f"no peer can deliver the state ({self._reasons()}): {_REMEDY}")
+        return kind(f"no peer can deliver {self._what} ({self._reasons()}): {_REMEDY}")
 
     def _reasons(self) -> str:
         reasons: dict[DonorStatus, str] = {
