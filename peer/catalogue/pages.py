@@ -50,6 +50,15 @@ class PagesKept(Happening, frozen=True):
     """Ranges of pages with fewer than two holders."""
 
 
+class SamplesHashed(Happening, frozen=True):
+    """The first samples that this peer has trained on, and the hash of their tokens (`peer data show --samples`)."""
+
+    told: ClassVar = ("samples", "hash")
+    samples: str
+    """Half-open ranges of numbers: "0-80,240-320"."""
+    hash: str = ""
+
+
 class SamplesAwaited(Happening, frozen=True):
     """The worker was idle for want of pages."""
 

@@ -19,6 +19,7 @@ from peer.compute.measured_step import hold_to, measured_step
 from peer.compute.model_trainer import ModelTrainer, StepOutcome
 from peer.compute.train_loop import InnerRun, InnerTrainer, run_inner
 from peer.data.corpus import Corpus, sample_numbers
+from peer.data.first_samples import FirstSamples
 from peer.errors import ConfigError, StageRefused
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.step_size import StepSize
@@ -57,6 +58,8 @@ class TrainWorker:
             raise ConfigError(f"data.seq_len ({length}) exceeds model.max_seq_len ({load.model.max_seq_len}): lower it")
         device = resolve_device(load.compute.device_of(load.rank), load.compute.compile)
         self._corpus = _read_corpus(load)
+        first = FirstSamples(self._corpus, link.emit)
+        self._batch = first.batch if load.rank == 0 and load.corpus.pages is not None else self._corpus.batch
         self._group = ExitStack()  # never left: the end of the process ends it
         self._trainer, self._saved = self._one_of_several(device) if load.layout.size > 1 else self._alone(device)
         self._trainer.on_smaller = self._tell_smaller
@@ -170,7 +173,7 @@ class TrainWorker:
             product=options.product,
             on_step=on_step,
         )
-        result = run_inner(self._trainer, lambda numbers: self._corpus.batch(numbers, self._load.seed), run)
+        result = run_inner(self._trainer, lambda numbers: self._batch(numbers, self._load.seed), run)
         self._capture(options)
         if _learns(command):
             self._saved.save_small(self._trainer.save)

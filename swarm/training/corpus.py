@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from peer.data import text_corpus
 from peer.data.corpus import Corpus, sample_numbers
+from peer.data.first_samples import FirstSamples
 from peer.worker.corpus_client import read_corpus_apart
 from swarm.protocol.ledger import Range
 from swarm.protocol.samples import OwnSamples, SampleSupply
@@ -20,6 +21,7 @@ from swarm.training.worker_config import worker_config
 
 VALIDATION_SEQUENCES: Final = 64
 AHEAD_SAMPLES: Final = 1024
+ReadBatch = Callable[[list[int], int], Tensor]
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,15 @@ class CorpusReader:
     """A reader of the run's samples on this machine."""
 
     corpus: Corpus
+    batch: ReadBatch
+    """Of that corpus: with sample numbers and the seed of their order."""
     seed: int
     samples: SampleSupply = field(default_factory=OwnSamples)
 
     async def read(self, spans: Sequence[Range]) -> Tensor:
         """Wait for the samples of these ranges, and return them, (n, seq_len + 1) int64."""
         async with self.samples.holding(spans):
-            read = partial(self.corpus.batch, list(sample_numbers(spans)), self.seed)
+            read = partial(self.batch, list(sample_numbers(spans)), self.seed)
             return await trio.to_thread.run_sync(read)
 
     async def read_ahead(self, spans: Sequence[Range]) -> Tensor:
@@ -53,7 +57,9 @@ async def open_corpus(context: PeerContext) -> CorpusReader:
     config = worker_config(context)
     corpus = await read_corpus_apart(config)
     context.host.events.emit(corpus.facts.event())
-    return CorpusReader(corpus, config.seed, context.samples)
+    first = FirstSamples(corpus, context.host.events.emit)
+    batch = corpus.batch if config.pages is None else first.batch
+    return CorpusReader(corpus, batch, config.seed, context.samples)
 
 
 async def has_text(context: PeerContext) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from peer.data.first_samples import FIRST_SAMPLES, hash_of, parse_ranges
 from peer.data.pages.cache import CachedPages
 from peer.data.pages.corpus import PagedCorpus, place_of
 from peer.data.pages.folder import BuiltPages
@@ -66,3 +67,17 @@ async def test_each_machine_serves_the_first_stage_of_a_pipeline_and_feeders_hav
         first = next(peer for peer in peers if peer.all("corpus_read"))
         await first.wait_for("val_evaluated")
         assert not [fact for peer in peers for fact in (*peer.all("text_missing"), *peer.all("page_missing"))]
+
+
+@pytest.mark.soak  # a thousand samples of a thousand tokens each
+async def test_the_first_samples_of_each_peer_are_those_of_their_numbers(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    write_data_set(data, seq_len=SEQ_LEN, windows=PAGES * 2048 - 100)
+    built = BuiltPages.open(data)
+    whole = PagedCorpus(built.index, built.index.config.root, [built])
+    async with open_swarm(tmp_path, run=OF_PAGES, outer="[outer]\nsteps = 60", min_peers=3, data=data) as swarm:
+        peers = [swarm.join(f"p{number}") for number in range(3)]
+        for peer in peers:
+            told = (await peer.wait_for("samples_hashed")).fields
+            numbers = parse_ranges(told["samples"])
+            assert len(numbers) == FIRST_SAMPLES and told["hash"] == hash_of(whole, numbers, 0)

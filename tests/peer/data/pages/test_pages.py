@@ -8,7 +8,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from blake3 import blake3
 
+from peer.catalogue.pages import SamplesHashed
+from peer.data import first_samples
 from peer.data.pages.cache import CachedPages, PageCache
 from peer.data.pages.corpus import PagedCorpus, pages_of, place_of
 from peer.data.pages.folder import BuiltPages, fault_of, read_page
@@ -238,3 +241,22 @@ def test_a_full_disk_shrinks_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
     assert cache.limit_bytes == 2 * PAGE_BYTES_MAX
     assert not cache.put(3, data[3], kept=[1, 2])
     assert {*cache.held} == {1, 2}
+
+
+def test_the_first_samples_are_told_once_with_the_hash_of_their_tokens(
+    built: tuple[BuiltPages, np.ndarray, np.ndarray], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus, told = corpus_of(built[0]), list[SamplesHashed]()
+    monkeypatch.setattr(first_samples, "FIRST_SAMPLES", 10)
+    first = first_samples.FirstSamples(corpus, told.append)
+    for numbers in ([0, 1, 2, 3], [4, 5, 90, 91], [92, 93, 94, 95], [7]):
+        assert (first.batch(numbers, 7) == corpus.batch(numbers, 7)).all()
+    (event,) = told
+    assert event.samples == "0-6,90-94"
+    read = corpus.batch([0, 1, 2, 3, 4, 5, 90, 91, 92, 93], 7).numpy()
+    assert event.hash == blake3(read.astype("<u4").tobytes()).hexdigest()
+    numbers = first_samples.parse_ranges(event.samples)
+    assert first_samples.hash_of(corpus, numbers, 7) == event.hash != first_samples.hash_of(corpus, numbers, 8)
+    for wrong in ("", "5", "5-5", "9-3", "a-b", "0-99999999"):
+        with pytest.raises(ValueError):
+            first_samples.parse_ranges(wrong)
