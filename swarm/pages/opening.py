@@ -93,6 +93,11 @@ def check_index(index: PageIndex, tokenizer: str, seq_len: int) -> None:
             f"the data set was made by the tokenizer {index.tokenizer[:16]} and the model's is {tokenizer[:16]}: build"
             " the data set with the model's tokenizer"
         )
+    if index.masked:
+        raise ConfigError(
+            "the data set says which tokens count in the loss, which this release does not know: upgrade barnraise, or"
+            " choose a data set without"
+        )
     if index.seq_len != seq_len:
         raise ConfigError(
             f"the data set has sequences of {index.seq_len} tokens and the run of {seq_len}: set [data] seq_len ="
