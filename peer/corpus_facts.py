@@ -16,9 +16,9 @@ class CorpusFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The sizes of a corpus, and what was left out of it."""
 
     files: Number
-    """Files whose text is in it."""
+    """Files whose text is in it; 0 for a data set of pages, which does not say of how many it was made."""
     documents: Number = 0
-    """Of these files: a JSON or .parquet file holds many."""
+    """Texts: a JSON or .parquet file holds many."""
     train_bytes: Number
     """Text to train on, as UTF-8."""
     held_out_bytes: Number

@@ -9,8 +9,10 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
+import trio
 from libp2p.utils.address_validation import get_available_interfaces
 
+from cli.checks.data_set import fetched_finding, folder_finding, is_data_set
 from cli.checks.machine import Finding, State, disk_finding, disk_speed_finding, failure, memory_finding
 from cli.checks.served_model import model_findings
 from cli.checks.text import text_finding
@@ -75,11 +77,8 @@ async def swarm_findings(config: JoinConfig, kept: Path | None) -> AsyncIterator
                 return
             for finding in size_findings(client.training, config):
                 yield finding
-            if config.text.folder:
-                yield await text_finding(config.text, client.training, client.tokenizer)
-            else:
-                for finding in source_findings(client.training, config):
-                    yield finding
+            async for finding in text_findings(client.training, config, client.tokenizer):
+                yield finding
             members = await client.members()
             training = [peer for peer, record in members.items() if record.role in ("full", "stage")]
             yield members_finding(client.training, len(training))
@@ -148,6 +147,20 @@ def leader_findings(manifest: Manifest, speeds: Sequence[float]) -> Iterator[Fin
         " rounds"
     )
     yield Finding("leader", "warning", detail, remedy)
+
+
+async def text_findings(manifest: Manifest, config: JoinConfig, tokenizer: bytes) -> AsyncIterator[Finding]:
+    """Check what the run is to train on here: the text or the data set that the user names, else what comes without."""
+    named = config.text.folder
+    if named and (is_data_set(named) or manifest.data.pages is not None):
+        yield await trio.to_thread.run_sync(folder_finding, Path(named), manifest)
+    elif named:
+        yield await text_finding(config.text, manifest, tokenizer)
+    elif fetched := fetched_finding(manifest, config.home):
+        yield fetched
+    else:
+        for finding in source_findings(manifest, config):
+            yield finding
 
 
 def source_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 import msgspec
+import trio
 from msgspec.structs import replace
 from rich.text import Text
 
@@ -42,7 +43,7 @@ _MARKS = {"ok": ("ok     ", "green"), "warning": ("warning", "yellow"), "failure
 @invite_argument(required=False)
 @home_option("The home that `peer join` would use.  [default: ~/.barnraise/<run id>]")
 @device_options
-@text_options("Say what the text in this folder or file is for the run, or without INVITE for any.")
+@text_options("Check the text or data set in this folder or file against the run, or without INVITE for any.")
 @reach_options("/ip4/0.0.0.0/tcp/0", "relay")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per check.")
 def doctor(
@@ -90,9 +91,13 @@ def doctor(
         if opened is None:
             report(disk_finding(home, [DISK_MIN_BYTES]))
             if text.folder:
+                from cli.checks.data_set import folder_finding, is_data_set
                 from cli.checks.text import text_finding
 
-                report(await text_finding(text))
+                if is_data_set(text.folder):
+                    report(await trio.to_thread.run_sync(folder_finding, Path(text.folder)))
+                else:
+                    report(await text_finding(text))
         elif port.state == "ok":
             config = JoinConfig(home, opened, reach=reach, compute=compute, text=text)
             async for finding in swarm_findings(config, kept):

@@ -21,7 +21,7 @@ from cli.terminal.lines import say
 from peer.bounds import Loss
 from peer.catalogue.machine import CorpusRead
 from peer.catalogue.rounds import ValEvaluated
-from peer.config import WeightType
+from peer.config import PagesConfig, WeightType
 from peer.corpus_facts import CorpusFacts
 from peer.decoding import MALFORMED
 from peer.errors import CheckpointError, ConfigError, ResourceError
@@ -33,6 +33,7 @@ from swarm.run.home import Home
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from peer.data.pages.index import PageIndex
     from swarm.client.download import Download
     from swarm.client.model_card import TrainedFacts
     from swarm.run.manifest import Manifest
@@ -232,7 +233,18 @@ def _facts_at(homes: Sequence[Path], found: SavedModel) -> TrainedFacts:
         tokens=min(_tokens(part.head) for part in found.parts),
         losses=tuple(losses),
         corpora=tuple(corpora),
+        data_set=_data_set(homes, found.manifest.data.pages),
     )
+
+
+def _data_set(homes: Sequence[Path], wanted: PagesConfig | None) -> PageIndex | None:
+    """Return the index of the run's data set, from a home that has it; None where none does."""
+    from peer.data.pages.folder import load_index
+
+    for home in homes if wanted is not None else ():
+        with suppress(ConfigError):
+            return load_index(Home(home).page_index, wanted)
+    return None
 
 
 class _TrainedHead(msgspec.Struct):

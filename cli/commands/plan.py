@@ -12,6 +12,7 @@ import click
 import msgspec
 
 from cli.combinations import refuse_beside, refuse_without
+from cli.homes import default_home
 from cli.known_homes import homes_called
 from cli.options import (
     checkpoint_folder,
@@ -30,9 +31,12 @@ from swarm.run.invite import PREFIX
 
 if TYPE_CHECKING:
     from peer.footprint.workload import DeviceKind
+    from swarm.pages.sizes import DataSetPlan
     from swarm.placement.costs import RunShape
     from swarm.placement.machine_plan import Machine
     from swarm.run.config import RunConfig
+    from swarm.run.invite import Invite
+    from swarm.run.manifest import Manifest
     from swarm.run.sections import RunRules
 
 _SIZES: Final = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
@@ -69,6 +73,11 @@ class Quantity(click.ParamType[float]):
 )
 @click.option("--link", type=Quantity("rate", _RATES), default="100mbit", show_default=True, help="Up and down.")
 @count_option("--peers", 1, 1024, 16, "Peers like this one.")
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="The data set of a RUN.toml, as for `peer coordinate`.",
+)
 @click.option("--tokens", type=Quantity("number", _COUNTS), help="To train on, e.g. 20B.  [default: 20 a parameter]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every item in bytes.")
 def plan(
@@ -81,6 +90,7 @@ def plan(
     flops: float | None,
     link: float,
     peers: int,
+    data: Path | None,
     tokens: float | None,
     as_json: bool,
 ) -> None:
@@ -95,23 +105,41 @@ def plan(
     from cli.views.plan import show_plan
     from swarm.placement.machine_plan import check_layout, plan_for
 
-    shape, rules = _read(invite or "run.toml")
+    source = invite or "run.toml"
+    if data is not None and not source.endswith(".toml"):
+        raise ConfigError(f"--data names the data set of a RUN.toml, and {source[:64]} is none: leave --data out")
+    shape, rules, trained = _read(source, data)
     check_layout(shape, Layout.parse(layout, cards, fits=lambda layout: True))  # before this machine is measured
     machine = replace(_machine(shape, card, device_memory, host_memory, flops, link), devices=cards, layout=layout)
     found = plan_for(shape, machine, peers, tokens, rules.compute_s_max, rules.max_peers)
+    data_set = _data_set(shape, rules, max(1, peers // len(shape.cuts)), trained)
     if as_json:
-        say_json(msgspec.to_builtins(found))
+        of_data = {} if data_set is None else {"data_set": msgspec.to_builtins(data_set)}
+        say_json(msgspec.to_builtins(found) | of_data)
     else:
-        show_plan(found)
+        show_plan(found, data_set)
 
 
-def _read(source: str) -> tuple[RunShape, RunRules]:
-    """Return the shape and the limits of the run that `source` names."""
+def _data_set(shape: RunShape, rules: RunRules, trainers: int, trained: int | None) -> DataSetPlan | None:
+    """Return what the run's data set takes; None without one. `trained`: tokens so far, if known."""
+    from swarm.pages.sizes import DataSetSizes, plan_data_set
+
+    sizes = DataSetSizes.of(shape.data, shape.model.vocab_size)
+    if sizes is None:
+        return None
+    samples = shape.outer.steps * shape.inner.batch_size
+    windows = None if trained is None else trained // shape.data.seq_len
+    return plan_data_set(sizes, samples, trainers, rules.rounds, default_home("peer"), windows)
+
+
+def _read(source: str, data: Path | None = None) -> tuple[RunShape, RunRules, int | None]:
+    """Return the shape and the limits of the run that `source` names, and the tokens that it has trained on if that is
+    known. `data`: the data set of a RUN.toml."""
     from swarm.placement.costs import RunShape
     from swarm.run.hub_models import hub_id
     from swarm.run.manifest import open_any_manifest, training_manifest
 
-    path = Path(source)
+    path, trained = Path(source), None
     if os.path.isdir(source):
         from swarm.run.manifest_transfer import load_run_files
 
@@ -127,15 +155,29 @@ def _read(source: str) -> tuple[RunShape, RunRules]:
         folder = checkpoint_folder(source)
         return _from_config(_checkpoint_run(folder), folder)
     elif source.lower().startswith(PREFIX) or (os.path.isfile(source) and not source.endswith(".toml")):
-        from swarm.client.session import read_manifest
-
         opened = read_invite(source)
-        manifest = run_until_stopped(lambda: read_manifest(opened))
+        manifest, trained = run_until_stopped(lambda: _manifest_and_tokens(opened))
     else:
         from swarm.run.config import read_run_config
 
-        return _from_config(read_run_config(path), path)
-    return RunShape.of(manifest), manifest.run
+        run = read_run_config(path)
+        if data is not None:
+            from swarm.coordinator.data_set import with_data_set
+
+            run = with_data_set(run, data)
+        return _from_config(run, path)
+    return RunShape.of(manifest), manifest.run, trained
+
+
+async def _manifest_and_tokens(invite: Invite) -> tuple[Manifest, int | None]:
+    """Return the rules of a run, and where it trains on a data set the tokens that it has trained on so far."""
+    from swarm.client.session import open_client
+    from swarm.inference.record import run_schemas
+    from swarm.status.reading import read_run
+
+    async with open_client(invite, schemas=run_schemas) as client:
+        manifest = client.training
+        return manifest, None if manifest.data.pages is None else (await read_run(client)).progress[1]
 
 
 def _checkpoint_run(folder: Path) -> RunConfig:
@@ -164,7 +206,7 @@ def _hub_model(folder: Path) -> ModelConfig:
         raise ConfigError(f"{folder / 'config.json'} cannot be read ({error.strerror}): name a checkpoint") from error
 
 
-def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, RunRules]:
+def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, RunRules, int | None]:
     from swarm.placement.costs import RunShape, cut
     from swarm.run.hub_models import located
 
@@ -178,7 +220,7 @@ def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, RunRules]:
         raise ConfigError(f"{path}: seq_len is {run.data.seq_len}: choose at most the model's {model.max_seq_len}")
     cuts = cut(run.pipeline.stages, model, run.data.seq_len)
     shape = RunShape(model, run.data, run.inner, run.outer, run.codec, run.pipeline, cuts)
-    return shape, run.run
+    return shape, run.run, None
 
 
 def _machine(

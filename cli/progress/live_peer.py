@@ -8,6 +8,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from cli.progress.curve import LossCurve
+from peer.catalogue.pages import DataSetOpened, PagesKept
 from peer.catalogue.stages import TextFed
 from swarm.run.owners_pause import PAUSED
 from swarm.status.state import MemberClaims, MemberFacts, MemberSeen, MemberState
@@ -79,6 +80,11 @@ class LivePeer:
         """Whether it takes part in a pipeline."""
         self.gone = ""
         """Why the process has ended."""
+        self.data_set: DataSetOpened | None = None
+        """Of a run that trains on one."""
+        self.pages_kept: PagesKept | None = None
+        self.waited_s = 0.0
+        """For pages, since this process began."""
         self.round_bytes_up = 0
         """What it sent in its last round."""
         self.useless_round = 0

@@ -16,12 +16,13 @@ from cli.progress.live_peer import STARTING, LivePeer, StepsDone
 from cli.progress.losses import finite
 from cli.progress.micro_batch_audit import AuditEntry, AuditTotals
 from cli.progress.state import PEERS_MAX, WAITING, ViewState
-from peer.catalogue import groups, machine, rounds, serving, stages
+from peer.catalogue import groups, machine, pages, rounds, serving, stages
 from peer.catalogue.happening import Happening, OwnRound
 from peer.figures import several
 
 _PHASES: Final = {"compute": "training", "submit": "submitting", "exchange": "exchanging", "vote": "voting"}
 _BETWEEN: Final = "waiting for the next round"
+AWAITED_LONG_S: Final = 5.0  # a shorter wait for pages is no news
 FEEDING_EVERY_S: Final = 60.0  # a feeder has no other news
 
 Handler = Callable[[ViewState, LivePeer, float, Any], bool]
@@ -106,6 +107,21 @@ def _round_discarded(view: ViewState, peer: LivePeer, at: float, event: rounds.D
 
 def _corpus_read(view: ViewState, peer: LivePeer, at: float, event: machine.CorpusRead) -> bool:
     return peer.is_news("corpus", "".join(event.account))  # each new worker reads the same text again
+
+
+def _data_set_opened(view: ViewState, peer: LivePeer, at: float, event: pages.DataSetOpened) -> bool:
+    peer.data_set = event
+    return True
+
+
+def _pages_kept(view: ViewState, peer: LivePeer, at: float, event: pages.PagesKept) -> bool:
+    peer.pages_kept = event
+    return False
+
+
+def _samples_awaited(view: ViewState, peer: LivePeer, at: float, event: pages.SamplesAwaited) -> bool:
+    peer.waited_s += max(0.0, event.seconds)
+    return event.seconds >= AWAITED_LONG_S
 
 
 def _val_evaluated(view: ViewState, peer: LivePeer, at: float, event: rounds.ValEvaluated) -> bool:
@@ -281,6 +297,10 @@ PEER_EVENTS: Final[dict[type[Happening], Handler]] = {
     machine.PeerPaused: _pause,
     machine.PeerResumed: _pause,
     machine.CorpusRead: _corpus_read,
+    pages.DataSetOpened: _data_set_opened,
+    pages.HoldersUnread: _once("holders unread"),
+    pages.PagesKept: _pages_kept,
+    pages.SamplesAwaited: _samples_awaited,
     machine.RecordsUnsaved: _once("unsaved"),
     machine.RelayFailed: _relay,
     machine.RelayReserved: _relay,

@@ -11,6 +11,7 @@ from rich.text import Text
 from cli.progress.live_peer import LivePeer
 from cli.progress.state import WAITING, ViewState
 from cli.terminal.fact_lines import FactLines, Part, bar
+from cli.views.data_set import own_parts
 from peer.figures import NOTHING, duration_text, held_out_text, number_text, several, size_text
 from swarm.status.state import StageState
 
@@ -57,6 +58,8 @@ def card_lines(view: ViewState, peer: LivePeer, now: float, ascii_only: bool = F
     if says.loss is not None or says.val_loss is not None:
         curve = peer.curve.drawn(0 if ascii_only else _SPARK)
         lines.append(("loss", [number_text(says.loss), *([curve] * bool(curve)), *_held_out(view, peer)]))
+    if parts := own_parts(peer):
+        lines.append(("data set", list(parts)))
     if paces := _speed(view, peer):
         lines.append(("speed", paces))
     if peer.device:

@@ -13,7 +13,7 @@ from peer.figures import NOTHING
 _LEFT: Final = ("peer", "id", "in", "state")
 _FIRST_TO_GO: Final = (
     "state", "up", "down", "seen", "tokens", "waiting", "queue", "batch/s", "quorum", "id", "down/s", "up/s", "kv",
-    "ms", "speed", "merged", "margin", "held out", "members", "loss", "in", "sessions", "blocks",
+    "ms", "speed", "merged", "margin", "held out", "members", "loss", "pages", "in", "sessions", "blocks",
     "stage",
 )  # fmt: skip
 """Columns that a narrow terminal omits."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cli.views.data_set import pages_cell
 from peer.figures import NOTHING, number_text, size_text
 from peer.plain_text import plain
 
 if TYPE_CHECKING:
+    from swarm.status.data_set import DataSetState
     from swarm.status.state import MemberState
 
 _AWAY: Final = "away"
@@ -16,7 +18,7 @@ _SERVER: Final = ("peer", "id", "blocks", "rounds", "sessions", "kv", "waiting",
 _COMMON: Final = ("up", "down", "up/s", "down/s", "state", "seen", "phase")
 
 
-def member_cells(member: MemberState) -> dict[str, str]:
+def member_cells(member: MemberState, data_set: DataSetState | None = None) -> dict[str, str]:
     claims, facts = member.claims, member.facts
     rounds = facts.merged + facts.missed
     found = {
@@ -36,6 +38,7 @@ def member_cells(member: MemberState) -> dict[str, str]:
         "speed": f"{speed:.1f}" if speed else NOTHING,
         "queue": NOTHING if queue is None else f"{queue:.1f}",
         "loss": number_text(claims.loss if claims is not None else None),
+        "pages": pages_cell(data_set, member.peer),
     }
     return found | more | _common_cells(member, claims.state_hash[:8] if claims is not None else "")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from rich.console import Group
 from rich.text import Text
 
 from cli.views.columns import table_lines
+from cli.views.data_set import holders_text, progress_text
 from cli.views.kept_home import kept_lines
 from cli.views.members import member_cells, server_cells
 from peer.catalogue.happening import LOWER_RATE
@@ -75,7 +77,7 @@ def _progress(state: MonitorState) -> list[str]:
         parts.append(f"held-out loss {held_out_text(state.val_loss, state.val_round)}")
     if len(state.stages) == 1 and (facts := state.stages[0].facts) is not None and facts.round == state.round:
         parts.append(f"state {facts.state_hash[:8]}")
-    return [", ".join(parts)]
+    return [", ".join(parts), *([progress_text(state.data_set)] if state.data_set is not None else [])]
 
 
 def _model_text(state: MonitorState) -> list[str]:
@@ -149,7 +151,7 @@ def _block_lines(state: MonitorState) -> list[Text]:
 
 def _member_lines(state: MonitorState, width: int) -> list[Text]:
     """Return the table of the peers, and below it that of a run's servers."""
-    cells = server_cells if state.kind == "model" else member_cells
+    cells = server_cells if state.kind == "model" else partial(member_cells, data_set=state.data_set)
     over = state.verdict.level == "over"
     lines = table_lines(
         [(cells(one), "red" if one.claims is None and not over else "") for one in state.members], width
@@ -186,6 +188,8 @@ def _remarks(state: MonitorState) -> list[Text]:
     if state.silent:
         silent = ", ".join(_name_and_id(state, peer, "the coordinator") for peer in state.silent)
         lines.append(Text(f"no answer from {silent}", style="yellow"))
+    if state.data_set is not None:
+        lines.append(Text(holders_text(state.data_set), style="yellow" if state.data_set.unkept else ""))
     texts = [*_judged_texts(state), *(f"{plain(caution)}." for caution in state.cautions)]
     return lines + [Text(text, style="yellow") for text in texts]
 

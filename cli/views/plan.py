@@ -12,6 +12,7 @@ from cli.terminal.screen import table_screen
 from peer.figures import several, size_text
 
 if TYPE_CHECKING:
+    from swarm.pages.sizes import DataSetPlan
     from swarm.placement.machine_plan import MachinePlan, StageNeed
 
 _TWICE: Final = {"none": "nothing", "selective": "all but its matrix products", "full": "all"}
@@ -19,8 +20,8 @@ _COLUMNS: Final = 80
 _PLACES: Final = ("device", "host", "disk")
 
 
-def show_plan(plan: MachinePlan) -> None:
-    """Print the plan: the bytes by item, the pace, what would help, and last whether it fits."""
+def show_plan(plan: MachinePlan, data_set: DataSetPlan | None = None) -> None:
+    """Print the plan: the bytes by item, the pace, the data set, what would help, and last whether it fits."""
     console = table_screen(_COLUMNS)
     verdict = Text("fits", style="green") if plan.fits else Text("does not fit", style="red")
     where = f"{size_text(plan.host_memory_bytes)} of memory"
@@ -38,6 +39,8 @@ def show_plan(plan: MachinePlan) -> None:
         )
     console.print(_items(plan, largest))
     console.print(_pace(plan))
+    if data_set is not None:
+        console.print(_data_set(data_set))
     for line in plan.advice:
         console.print(f"- {line}.")
     end = "." if plan.fits else ". The lines above say what helps."
@@ -84,6 +87,27 @@ def _pace(plan: MachinePlan) -> Table:
         rows += (("peers that a round merges at most, about", f"{plan.group_most}" + of_each),)
         sent = f"{size_text(plan.leader_bytes)}, {plan.leader_bits_s / 1e6:.2g} Mbit/s"
         rows += ((f"a leader of {plan.leader_peers} sends besides, a round", sent),)
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _data_set(plan: DataSetPlan) -> Table:
+    sizes = plan.sizes
+    table = _table("data set", sizes.root[:16])
+    rows = [
+        ("tokens to train on", f"{sizes.tokens:,}"),
+        ("tokens held out", f"{sizes.held_out_tokens:,}"),
+        ("all pages", f"{size_text(sizes.size_bytes)}, {several(sizes.pages, 'page')}"),
+        ("rounds of an epoch", f"{plan.rounds_an_epoch:.3g}"),
+        ("epochs of the run", "no end" if plan.epochs is None else f"{plan.epochs:.3g}"),
+    ]
+    if plan.tokens_left is not None:
+        rows.append(("tokens left of this epoch", f"{plan.tokens_left:,}"))
+    rows += [
+        ("a peer downloads a round, about", size_text(plan.round_bytes)),
+        ("its cache here, by default at most", size_text(plan.cache_bytes)),
+    ]
     for name, value in rows:
         table.add_row(name, value)
     return table

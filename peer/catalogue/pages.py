@@ -20,8 +20,30 @@ class CacheShrunk(Happening, frozen=True):
         )
 
 
+class DataSetOpened(Happening, frozen=True):
+    """The run's data set, and the room that this machine has for its pages."""
+
+    root: str
+    tokens: int = 0
+    """To train on."""
+    pages: int = 0
+    size_bytes: int = 0
+    """Of all pages."""
+    cache_bytes: int = 0
+    folder: str = ""
+    """Where this machine has all pages; empty for none."""
+
+    def sentence(self, teller: str, who: Who) -> str:
+        of = f"{teller} trains on the data set {self.root[:16]} of {size_text(self.size_bytes)}"
+        if self.folder:
+            return f"{of}, all of which is in {self.folder}"
+        return f"{of}; pages from other peers take at most {size_text(self.cache_bytes)} of this disk"
+
+
 class HoldersUnread(Trouble, frozen=True):
     """The records of who keeps which pages could not be written or read; they are tried again."""
+
+    said: ClassVar = "{teller} cannot publish which pages it keeps, or read what others do{why}; it tries again"
 
 
 class PageDamaged(Happening, frozen=True):

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
+from peer.config import DataConfig, PagesConfig
 from peer.corpus_facts import CorpusFacts
+from peer.data.pages.index import PageIndex
 from peer.footprint.parameters import parameter_count
 from peer.plain_text import plain
 from swarm.run.manifest import Manifest
@@ -22,6 +24,14 @@ CARD: Final = "README.md"
 WRITTEN_MARK: Final = "<!-- written by peer export: remove this line to keep your own text -->"
 _COMMON: Final = "State and tokens are those of the last commit, which the run's members have signed."
 _OWN: Final = "State and tokens are those of one peer: in a run of this method each has weights of its own."
+_OWN_TEXT: Final = (
+    "Each peer reads text of its own, and measures the held-out loss on some of it: no other peer has checked what",
+    "it says of either.",
+)
+_ONE_DATA_SET: Final = (
+    "All peers train on the one data set that is named above, by the hash of its index, and measure the held-out loss",
+    "on a part of it. No other peer has checked the losses that a peer reports.",
+)
 _MARKS: Final = re.compile(r"([!-/:-@\[-`{-~])")  # all of ASCII's signs
 
 
@@ -39,6 +49,8 @@ class TrainedFacts:
     """Held-out losses, in nats a byte, as single peers reported them last."""
     corpora: tuple[CorpusFacts, ...] = ()
     """The corpora that the exported homes have read."""
+    data_set: PageIndex | None = None
+    """The index of the run's data set, if an exported home has it."""
 
 
 def model_card(manifest: Manifest, facts: TrainedFacts, source: str = ".") -> str:
@@ -71,8 +83,7 @@ def _body(manifest: Manifest, facts: TrainedFacts, source: str) -> list[str]:
         *(f"| {name} | {value} |" for name, value in _rows(manifest, facts)),
         "",
         _COMMON if manifest.outer.has_common_state else _OWN,
-        "Each peer reads text of its own, and measures the held-out loss on some of it: no other peer has checked what",
-        "it says of either.",
+        *(_OWN_TEXT if manifest.data.pages is None else _ONE_DATA_SET),
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -102,8 +113,19 @@ def _rows(manifest: Manifest, facts: TrainedFacts) -> list[tuple[str, str]]:
     if facts.losses:
         peers = "1 peer" if len(facts.losses) == 1 else f"the median of {len(facts.losses)} peers"
         rows.append(("Held-out loss", f"{median(facts.losses):.4f} nats a byte, as {peers} told it"))
-    rows.append(("Text", _text(manifest, facts.corpora)))
-    return rows
+    if manifest.data.pages is None:
+        return [*rows, ("Text", _text(manifest, facts.corpora))]
+    return [*rows, *_data_set(manifest.data, manifest.data.pages, facts.data_set)]
+
+
+def _data_set(data: DataConfig, pages: PagesConfig, index: PageIndex | None) -> list[tuple[str, str]]:
+    tokens, held_out = (windows * (data.seq_len + 1) for windows in (pages.windows, pages.held_out_windows))
+    rows = [("Data set", f"`{pages.root}`"), ("Its tokens", f"{tokens:,} to train on, {held_out:,} held out")]
+    if index is None:
+        return rows
+    documents = f"{index.train.documents:,} to train on, {index.held_out.documents:,} held out"
+    said = [("Its source", index.source), ("Its license", index.license)]
+    return [*rows, ("Its documents", documents), *((name, _escaped(text)) for name, text in said if text)]
 
 
 def _text(manifest: Manifest, corpora: Sequence[CorpusFacts]) -> str:

@@ -121,13 +121,6 @@ async def open_client(
             yield RunClient(peer.host, peer.node, peer.run.signed, peer.run.manifest, peer.run.tokenizer)
 
 
-async def read_manifest(invite: Invite) -> Manifest:
-    """Connect to the run and return its rules. Raises NotAdmitted, DialError if no peer answers, or ConfigError for a
-    served model."""
-    async with open_client(invite) as client:
-        return client.training
-
-
 @asynccontextmanager
 async def _renewing(gate: Gate) -> AsyncIterator[None]:
     """Renew at all connected peers, inside the block, what makes this peer a client."""

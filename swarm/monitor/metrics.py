@@ -86,8 +86,23 @@ class _Families:
         if facts:
             tokens = min(fact.tokens for _, fact in facts)
             yield _counter("tokens", "Tokens in the last head that all stages have reached.", (), [((), tokens)])
+        yield from self._data_set()
         yield _gauge("loss", "The last that members claim.", ("kind", "unit"), self._losses())
         yield from self._counted()
+
+    def _data_set(self) -> Iterator[Metric]:
+        if (data_set := self._state.data_set) is None:
+            return
+        kept = sum(member.kept for member in data_set.members.values())
+        for name, about, value in (
+            ("data_set_epochs", "That the run has trained on.", data_set.epochs),
+            ("data_set_pages", "Of the run's data set.", data_set.pages),
+            ("pages_kept", "By all peers together, as they claim.", kept),
+            ("page_ranges", "Ranges of pages, of which each peer says whether it keeps them.", data_set.ranges),
+            ("page_ranges_rare", "Ranges that fewer than two peers say they keep.", data_set.rare),
+            ("pages_waited_seconds", "Idle for want of pages, all peers in ten minutes.", data_set.waited_s),
+        ):
+            yield _gauge(name, about, (), [((), value)])
 
     def _losses(self) -> list[tuple[tuple[str, ...], float]]:
         unit, found = "nats_per_token", list[tuple[tuple[str, ...], float]]()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,10 +10,11 @@ from typing import Final
 import trio
 from blake3 import blake3
 
+from peer.catalogue.pages import DataSetOpened
 from peer.config import PagesConfig
 from peer.data.pages.cache import PageCache
 from peer.data.pages.folder import INDEX, BuiltPages
-from peer.data.pages.index import INDEX_BYTES_MAX, PAGE_BYTES_MAX, PageIndex, check_vocabulary, read_index
+from peer.data.pages.index import INDEX_BYTES_MAX, PageIndex, check_vocabulary, read_index
 from peer.data.pages.library import PageLibrary
 from peer.errors import ConfigError, NetworkError, ResourceError
 from peer.files import read_bounded, write_atomically
@@ -24,12 +24,11 @@ from swarm.pages.fetching import PageFetcher
 from swarm.pages.holders import PageHolders
 from swarm.pages.mirror import Mirror
 from swarm.pages.server import serve_pages
+from swarm.pages.sizes import cache_bytes
 from swarm.pages.supply import PageSupply
 from swarm.protocol.samples import OwnSamples, SampleSupply
 from swarm.run.peer_context import JoinConfig, PeerContext
 
-CACHE_PAGES_MIN: Final = 16
-DISK_SHARE: Final = 0.1  # of what is free
 INDEX_TRIES: Final = 5
 INDEX_PAUSE_S: Final = 3.0
 
@@ -57,6 +56,16 @@ async def open_samples(context: PeerContext) -> AsyncIterator[SampleSupply]:
     check_index(index, manifest.tokenizer, manifest.data.seq_len)
     check_vocabulary(index, manifest.model.vocab_size)
     library = await trio.to_thread.run_sync(_library, context, index, built)
+    host.events.emit(
+        DataSetOpened(
+            root=wanted.root,
+            tokens=index.train.windows * (index.seq_len + 1),
+            pages=index.pages,
+            size_bytes=index.size_bytes,
+            cache_bytes=library.cache.limit_bytes,
+            folder="" if built is None else str(built.folder),
+        )
+    )
     holders.begin(index.pages, lambda: library.held)
     serve_pages(host.rpc, encoded, library, context.uploads)
     folders = PageFolders(
@@ -105,19 +114,9 @@ def check_index(index: PageIndex, tokenizer: str, seq_len: int) -> None:
         )
 
 
-def cache_bytes(config: JoinConfig, wanted: PagesConfig, row_bytes: int) -> int:
-    """Return the room for pages that come from other peers: what the user has said, else all pages where these take at
-    most a tenth of the disk's free space, else that tenth."""
-    least = CACHE_PAGES_MIN * PAGE_BYTES_MAX
-    if config.data_cache_bytes is not None:
-        return max(least, int(config.data_cache_bytes))
-    everything = (wanted.windows + wanted.held_out_windows) * row_bytes
-    free = shutil.disk_usage(config.home).free
-    return max(least, min(everything, int(DISK_SHARE * free)))
-
-
 def _library(context: PeerContext, index: PageIndex, built: BuiltPages | None) -> PageLibrary:
-    limit_bytes = cache_bytes(context.config, index.config, index.row_bytes)
+    config = context.config
+    limit_bytes = cache_bytes(config.home, index.size_bytes, config.data_cache_bytes)
     cache = PageCache(context.home.pages, index, limit_bytes)
     try:
         cache.open()

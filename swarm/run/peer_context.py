@@ -40,7 +40,7 @@ class JoinConfig:
     """Where it names none, the run's source is read, if that is on every machine. In a run of pages it names a folder
     with all of them."""
     data_cache_bytes: float | None = None
-    """Room for pages that come from other peers; None: as `swarm.pages.opening` finds."""
+    """Room for pages that come from other peers; None: as `swarm.pages.sizes.cache_bytes` finds."""
     data_url: str = ""
     """A web server with the folder of the run's data set, asked where no member has a page; "" for none."""
     upload_bytes_per_s: float | None = None

@@ -18,7 +18,7 @@ from msgspec.structs import asdict, replace
 from peer.catalogue.groups import RosterFull
 from swarm.status.model_state import blocks_served
 from swarm.status.state import Alert, MemberState, MonitorState, RoundState, StageState
-from swarm.status.verdict import AWAY_S, Condition, coordinator_away, quorum, replicas, run_stalled
+from swarm.status.verdict import AWAY_S, Condition, coordinator_away, page_missing, quorum, replicas, run_stalled
 
 ROUNDS: Final = 20
 """The last rounds that rules about members look at, and about the loss."""
@@ -265,6 +265,7 @@ RULES: Final[tuple[Rule, ...]] = (
     quorum,
     replicas,
     coordinator_away,
+    page_missing,
     blocks_served,
     _relay_heavy,
     _often_absent,

@@ -13,6 +13,7 @@ from swarm.membership.completion import COMPLETE
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.proven_heads import ProvenHead
 from swarm.membership.vote_shares import VoteShare, prefixes_told, vote_shares
+from swarm.pages.holdings import HOLDINGS, HoldingsRecord, holdings_key
 from swarm.run.manifest import Manifest
 from swarm.status.judged import JudgedStatus, ask_judged, has_judges, judged_by
 
@@ -35,6 +36,8 @@ class RunReading:
     """How many of those members said whom they judge; None in a run without the check by loss, and once it is over."""
     servers: Mapping[str, ServerRecord] = field(default_factory=dict)
     """The records of those that serve the run's commits."""
+    holdings: Mapping[str, HoldingsRecord] = field(default_factory=dict)
+    """The pages of the data set that each peer keeps, as it says."""
 
     @property
     def answering(self) -> set[str]:
@@ -115,9 +118,17 @@ async def read_run(client: RunClient, servers: Mapping[str, ServerRecord] | None
     silent = set[str]()
     found = await client.all_candidates(records, silent)
     best = tuple(seen[0] if seen and manifest.outer.has_common_state else None for seen in found)
-    reading = RunReading(manifest, time.time(), records, best, tuple(sorted(silent)), servers=servers or {})
+    pages = await _holdings(client) if manifest.data.pages is not None else {}
+    reading = RunReading(
+        manifest, time.time(), records, best, tuple(sorted(silent)), servers=servers or {}, holdings=pages
+    )
     if not has_judges(manifest) or reading.complete:
         return reading
     members = [member.peer for proven in best if proven for member in proven.head.members]
     said = await ask_judged(client.host, (peer for peer in members if peer not in silent))
     return replace(reading, judged=tuple(judged_by(said, {*members, *records})), judges=len(said))
+
+
+async def _holdings(client: RunClient) -> dict[str, HoldingsRecord]:
+    entries = await client.node.get(HOLDINGS, holdings_key(client.manifest.run_id))
+    return {peer: entry.value for peer, entry in entries.items()}

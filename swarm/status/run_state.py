@@ -15,6 +15,7 @@ from peer.plain_text import plain
 from swarm.membership.member_record import MemberRecord
 from swarm.membership.vote_shares import VoteShare, alarms, caution, invites_of
 from swarm.protocol.head import Head
+from swarm.status.data_set_reading import data_set_state
 from swarm.status.event_words import log_lines, names_told
 from swarm.status.head_chain import HeadChain, absent_from, joined, left, took_part
 from swarm.status.member_told import Told, members_told
@@ -95,6 +96,7 @@ def run_state(
         cautions=tuple(plain(_caution(share, names_invites)) for share in alarms(shares)),
         shares=tuple(shares) if names_invites else (),
         guests=tuple(invites_of(heads, reading.records)) if names_invites else (),
+        data_set=data_set_state(reading, told),
         monitor=replace(watch, members_left_out=left_out, history_complete=complete),
     )
     return replace(state, verdict=verdict_of(state, reading))

@@ -12,6 +12,7 @@ from typing import Literal
 import msgspec
 
 from swarm.membership.vote_shares import InviteStatus, VoteShare
+from swarm.status.data_set import DataSetState
 from swarm.status.judged import JudgedStatus
 
 Level = Literal["good", "edge", "waiting", "bad", "over", "unknown"]
@@ -393,4 +394,5 @@ class MonitorState(msgspec.Struct, frozen=True, kw_only=True):
     """Where one more machine would help most, in words; empty where that is not known."""
     home: KeptHome | None = None
     """What the home keeps, while the run was not reached; None once it was: then nothing here is of the past."""
+    data_set: DataSetState | None = None
     monitor: Watch

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from peer.catalogue.groups import QuorumLost
+from peer.catalogue.pages import PageMissing
+from peer.figures import several
 from swarm.run.manifest import Manifest
 from swarm.status.reading import RunReading
 from swarm.status.state import Alert, Level, MonitorState, StageState, Verdict
@@ -19,6 +21,7 @@ LATE_S: Final = 120.0
 AWAY_S: Final = 600.0
 UNREAD: Final = Verdict(level="unknown", word="unknown", reason="", basis=())
 EDGE: Final = "healthy, at the edge"
+SHORT_OF_PAGES: Final = "short of pages"
 EXPORT_HOME: Final = "make the model with `peer export --home DIR --out DIR`"
 _NO_ROUND: Final = "no round is committed yet"
 _GRAVEST: Final[tuple[Level, ...]] = ("bad", "waiting", "edge")
@@ -46,7 +49,12 @@ def verdict_of(state: MonitorState, reading: RunReading) -> Verdict:
         return _gossip(reading)
     if not_begun := _not_begun(manifest, reading, stages):
         return not_begun
-    found = [one for rule in (coordinator_away, replicas, quorum, run_stalled) for one in rule(state) if one.word]
+    found = [
+        one
+        for rule in (coordinator_away, replicas, quorum, page_missing, run_stalled)
+        for one in rule(state)
+        if one.word
+    ]
     return gravest(found) or _going(stages)
 
 
@@ -246,6 +254,31 @@ def run_stalled(state: MonitorState) -> Iterator[Condition]:
             basis=("facts", "seen", "claims") if state.failure else ("facts", "seen"),
             word="stopped",
         )
+
+
+def page_missing(state: MonitorState) -> Iterator[Condition]:
+    """Find whether peers wait for pages of the data set that do not come."""
+    data_set = state.data_set
+    if data_set is None or not data_set.missing:
+        return
+    first = min(data_set.missing, key=lambda missing: missing.holders)
+    who = ", ".join(state.names.get(peer) or f"…{peer[-6:]}" for peer in first.peers[:2])
+    who += f" and {several(len(first.peers) - 2, 'other peer')}" if len(first.peers) > 2 else ""
+    keep = "no peer keeps" if not first.holders else f"{several(first.holders, 'peer')} should have"
+    others = len(data_set.missing) - 1
+    also = f", nor {several(others, 'other page')}" if others else ""
+    yield Condition(
+        name=PageMissing.event_name(),
+        severity="warning" if first.holders else "critical",
+        text=f"{who} cannot get page {first.page} of the data set, which {keep}{also}; of {data_set.ranges} ranges of"
+        f" pages {data_set.rare} have fewer than two holders",
+        remedy="start `peer coordinate` again with the data set (--data DIR), or a peer that has it (`peer join INVITE"
+        " --data DIR`)",
+        basis=("claims",),
+        after_s=30.0,
+        word=SHORT_OF_PAGES,
+        level="edge",
+    )
 
 
 def _going(stages: Sequence[StageState]) -> Verdict:

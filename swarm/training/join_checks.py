@@ -18,6 +18,7 @@ from peer.footprint.host import written_in_a_day
 from peer.footprint.layout import ONE_DEVICE, Layout
 from peer.footprint.workload import Footprint
 from peer.machine import free_memory_bytes
+from swarm.pages.sizes import CACHE_BYTES_MIN
 from swarm.placement.costs import USUAL_PEERS, RunShape
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
@@ -113,6 +114,8 @@ def disk_needs(manifest: Manifest, data_folder: str, in_files: Collection[int] =
 
 
 def _cached_bytes(manifest: Manifest, data_folder: str) -> int:
+    if manifest.data.pages is not None:
+        return 0 if data_folder else CACHE_BYTES_MIN
     return 0 if manifest.tokenizer == BYTES_TOKENIZER else token_cache_bytes(manifest.data, data_folder)
 
 

@@ -126,7 +126,7 @@ def facts_of(index: PageIndex, root: str) -> CorpusFacts:
     tokens = index.seq_len + 1
     train, held_out = index.train, index.held_out
     return CorpusFacts(
-        files=index.pages,
+        files=0,
         documents=train.documents + held_out.documents,
         train_bytes=train.text_bytes,
         held_out_bytes=held_out.text_bytes,

@@ -105,6 +105,13 @@ function stageCard(stage) {
     card.append(line("seen", seen.round_s ? `Last commit ${age(seen.commit_age_s)} ago, a round takes ${age(seen.round_s)}`
       : `Last commit at least ${age(seen.commit_age_s)} ago`));
   }
+  const data = stage.stage === 0 ? state.data_set : null;
+  if (data) {
+    const epoch = `Epoch ${Math.floor(data.epochs) + 1} of the data set, ${count(data.tokens_left)} of ${count(data.tokens)} tokens left`;
+    const waited = data.waited_s ? `; peers waited ${age(data.waited_s)} for pages in ten minutes` : "";
+    card.append(line("facts", epoch));
+    card.append(line("claims", `${data.rare} of ${several(data.ranges, "range")} of pages with fewer than two holders${waited}`));
+  }
   const arriving = claims.arriving ? `, ${claims.arriving} arriving` : "";
   const rated = claims.rate ? `, ${claims.rate.toFixed(1)} micro-batches a second` : "";
   const queue = claims.queue === null ? "" : `, ${claims.queue.toFixed(1)} waiting at each`;

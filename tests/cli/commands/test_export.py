@@ -12,9 +12,10 @@ import trio
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from cli.commands.export import _noted
+from cli.commands.export import _data_set, _noted
 from cli.templates import template
 from peer.config import ModelConfig, WeightType
+from peer.data.pages.index import encode_index
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
@@ -29,6 +30,7 @@ from swarm.run.manifest import Manifest, open_manifest
 from swarm.run.manifest_transfer import load_run_files
 from tests.cli.support.typed import Peer, said
 from tests.cli.test_pipeline_input import home_with_checkpoints
+from tests.peer.data.pages.data_sets import write_data_set
 
 MODEL = ModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, intermediate_size=16, max_seq_len=64)
 
@@ -150,6 +152,17 @@ def test_the_card_takes_what_a_home_has_noted_and_no_more(tmp_path: Path) -> Non
     log.emit("val_evaluated", round=5, loss=0.5)
     log.close()
     assert _noted(events, 4) == (0.75, None) and _noted(tmp_path / "none", 4) == (None, None)
+
+
+def test_the_card_takes_the_index_of_the_runs_own_data_set(tmp_path: Path) -> None:
+    index, _, _ = write_data_set(tmp_path / "data", seq_len=63, windows=10)
+    other, _, _ = write_data_set(tmp_path / "other", seq_len=63, windows=11)
+    homes = [tmp_path / name for name in ("none", "of_another", "its_own")]
+    for home, found in zip(homes[1:], (other, index), strict=True):
+        home.mkdir()
+        (home / "pages.index").write_bytes(encode_index(found))
+    assert _data_set(homes, index.config) == index
+    assert _data_set(homes[:2], index.config) is None and _data_set(homes, None) is None
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from peer.model.hub_config import hub_config
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from tests.cli.support.typed import Peer, said, typed
+from tests.peer.data.pages.data_sets import write_data_set
 from tests.swarm.run.test_manifest import make_manifest
 
 LARGE = """
@@ -273,3 +274,25 @@ def test_a_plan_for_a_named_card_loads_no_torch(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", script], check=True, capture_output=True)
+
+
+def test_a_data_set_is_counted_for_a_run_that_trains_on_it(peer: Peer, tmp_path: Path) -> None:
+    index, train, _ = write_data_set(tmp_path / "data", seq_len=1023, windows=4096)
+    run = tmp_path / "run.toml"
+    text = (
+        LARGE.format(batch=4, optimizer="adamw")
+        .replace("32000", "256")
+        .replace("max_seq_len = 2048", "max_seq_len = 1023")
+    )
+    run.write_text(
+        text.replace("seq_len = 2048", 'seq_len = 1023\nsource = "pages"').replace("[model]", "rounds = 2\n[model]")
+    )
+    found = planned(peer, run, *CARD, "--data", tmp_path / "data", "--peers", "8")["data_set"]
+    assert (found["sizes"]["root"], found["sizes"]["tokens"]) == (index.config.root, train.size)
+    assert (found["epochs"], found["rounds_an_epoch"], found["tokens_left"]) == (2 * 3200 / 4096, 4096 / 3200, None)
+    shown = peer("plan", run, "--device", "rtx4090", "--data", tmp_path / "data").stdout
+    for part in (index.config.root[:16], "4,194,304", "8.4 MB, 3 pages", "epochs of the run", "67.1 MB"):
+        assert part in shown, shown
+    assert "data_set" not in planned(peer, run, *CARD)
+    refused = peer("plan", "barnraise3abc", *CARD, "--data", tmp_path / "data")
+    assert refused.code == 2 and "leave --data out" in refused.stderr

@@ -27,7 +27,7 @@ from peer.net.method import Call
 from peer.net.reach import LOCAL
 from swarm.client import download
 from swarm.client.download import Download, download_head
-from swarm.client.session import RunClient, open_client, read_manifest
+from swarm.client.session import RunClient, open_client
 from swarm.coordinator.coordinator import CoordinatorConfig, run_coordinator
 from swarm.membership.member_record import MEMBERS, MemberRecord, member_record
 from swarm.membership.proven_heads import ProvenHead, ask_proven_heads
@@ -144,8 +144,8 @@ async def test_the_coordinator_serves_every_stage(tmp_path: Path) -> None:
         assert [head.round for head in found.heads] == [0, 0, 0] and found.donors == 1
         assert [head.state_hash for head in found.heads] == list(run.manifest.genesis)
         assert torch.equal(found.theta, init_flat(run.manifest.model, run.manifest.run.seed))
-        assert await read_manifest(run.invite) == run.manifest
         async with open_client(run.invite) as client:
+            assert client.training == run.manifest
             seen = await read_run(client)
         assert seen.progress[0] == 0 and not any(record.role == "stage" for record in seen.records.values())
     async with coordinated(tmp_path / "home") as again:  # from what is on disk

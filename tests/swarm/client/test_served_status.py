@@ -10,7 +10,7 @@ from cli.readings import print_state
 from dht.node import NodeConfig, open_node
 from peer.errors import ConfigError
 from swarm.client.download import download_head
-from swarm.client.session import open_client, read_manifest
+from swarm.client.session import open_client
 from swarm.membership.member_record import MEMBERS
 from swarm.monitor.collector import MonitorCollector
 from swarm.run.gate import Gate
@@ -30,9 +30,9 @@ async def test_a_client_of_a_served_model(tmp_path: Path, capsys: pytest.Capture
             seen = await MonitorCollector(invite).once()
             assert (seen.run_id, seen.name, seen.open) == (manifest.run_id, "a served model", False)
             assert (seen.blocks_total, seen.parts, seen.members) == (4, 2, ())
-            with pytest.raises(ConfigError, match="is a served model, not a training run"):
-                await read_manifest(invite)
             async with open_client(invite) as client:
+                with pytest.raises(ConfigError, match="is a served model, not a training run"):
+                    _ = client.training
                 assert (client.manifest, client.tokenizer) == (manifest, TOKENIZER)
                 assert await client.members() == {}
                 with pytest.raises(ConfigError, match="is a served model, not a training run"):

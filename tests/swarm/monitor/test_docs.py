@@ -13,6 +13,7 @@ from cli.commands.monitor import monitor
 from swarm.monitor.metrics import metrics_text
 from swarm.monitor.told_counts import ToldCounts
 from tests.swarm.status.scenes import NOW, chain_of, finite, heads_of, model_shown, peer, server, shown
+from tests.swarm.status.test_data_set import shown as shown_of_pages
 
 PAGE = (Path(__file__).parents[3] / "docs" / "run" / "monitor.md").read_text()
 PROMTOOL = shutil.which("promtool")
@@ -48,7 +49,11 @@ def test_every_metric_is_explained() -> None:
     chain = chain_of(heads_of(manifest, "abc", 3))
     texts = [
         metrics_text(state, [chain], ToldCounts(NOW))
-        for state in (shown(manifest, records, [chain], "abc"), model_shown({"a": server(0, 2)}))
+        for state in (
+            shown(manifest, records, [chain], "abc"),
+            shown_of_pages({}, {}),
+            model_shown({"a": server(0, 2)}),
+        )
     ]
     names = {name for text in texts for name in re.findall(rb"^# TYPE (\w+) ", text, re.MULTILINE)}
     assert len(names) > 15

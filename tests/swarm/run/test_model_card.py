@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import msgspec
 import pytest
 from huggingface_hub import constants
 
+from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
 from peer.errors import ConfigError, NetworkError
 from peer.identity import Identity
 from swarm.client.model_card import TrainedFacts, model_card
 from swarm.run.hub_upload import check_push, push
 from swarm.run.sections import RunRules
+from tests.peer.data.pages.data_sets import write_data_set
 from tests.swarm.run.test_manifest import make_manifest
 
 AUTHORITY = Identity.generate()
@@ -51,6 +54,20 @@ def test_a_card_has_a_front_matter_and_what_is_known() -> None:
     for fact in ("# tiny", "| 4 of 9 |", "| 12,345 |", "0.7000 nats a byte, as the median of 3 peers", "1,000 tokens"):
         assert fact in body
     assert f"`{manifest.run_id}`" in body and 'from_pretrained("org/name")' in body
+
+
+def test_a_card_names_the_data_set_of_all_peers(tmp_path: Path) -> None:
+    index, train, held_out = write_data_set(tmp_path, seq_len=63, windows=100)
+    index = msgspec.structs.replace(index, source="[the web](x)", license="cc0-1.0")
+    data = DataConfig(seq_len=63, source="pages", pages=index.config)
+    manifest = make_manifest(AUTHORITY.peer_id, data=data, requires=("pages",))
+    whole = model_card(manifest, replace(FACTS, data_set=index))
+    sizes = f"| {train.size:,} to train on, {held_out.size:,} held out |"
+    for fact in (f"`{index.config.root}`", sizes, "| 100 to train on, 4 held out |", r"\[the web\]\(x\)", "cc0"):
+        assert fact in whole
+    assert "one data set that is named above" in whole and "files" not in whole and "text of its own" not in whole
+    unread = model_card(manifest, FACTS)
+    assert index.config.root in unread and sizes in unread and "documents" not in unread and "license" not in unread
 
 
 def test_a_name_is_only_letters() -> None:

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from swarm.monitor.notices import SETTLED_S, MonitorNotices
 from swarm.protocol.head import Head
 from swarm.status.alerts import RULES, Alerts
+from swarm.status.data_set import DataSetState, MissingPage
 from swarm.status.head_chain import HeadChain
 from swarm.status.help_wanted import help_wanted
 from swarm.status.state import Alert, LossPoint, MonitorState, Verdict
@@ -78,6 +79,14 @@ def losses(*train: float, held_out: float | None = None) -> MonitorState:
     return replace(run(), loss=tuple(points))
 
 
+def of_pages(*missing: MissingPage) -> MonitorState:
+    data_set = DataSetState(
+        root="ab" * 32, tokens=100, epochs=0.5, tokens_left=50, pages=9, ranges=9, rare=2, unkept=1, waited_s=0.0,
+        missing=missing,
+    )  # fmt: skip
+    return replace(run(), data_set=data_set)
+
+
 @dataclass(frozen=True)
 class Fault:
     alert: str
@@ -110,6 +119,22 @@ FAULTS = [
     ),
     Fault("coordinator_away", "warning", 600, lambda: run("W"), run, "rounds go on"),
     Fault("coordinator_away", "critical", 0, lambda: run("W", mode="required"), run, "each commit needs its vote"),
+    Fault(
+        "page_missing",
+        "critical",
+        30,
+        lambda: of_pages(MissingPage(page=7, peers=("a",), holders=0)),
+        of_pages,
+        "ann cannot get page 7 of the data set, which no peer keeps; of 9 ranges of pages 2 have fewer",
+    ),
+    Fault(
+        "page_missing",
+        "warning",
+        30,
+        lambda: of_pages(MissingPage(page=7, peers=("a", "b", "c"), holders=1)),
+        of_pages,
+        "ann, bnn and 1 other peer cannot get page 7 of the data set, which 1 peer should have",
+    ),
     Fault(
         "relay_heavy",
         "warning",
