@@ -188,7 +188,7 @@ def _remarks(state: MonitorState) -> list[Text]:
     if state.silent:
         silent = ", ".join(_name_and_id(state, peer, "the coordinator") for peer in state.silent)
         lines.append(Text(f"no answer from {silent}", style="yellow"))
-    if state.data_set is not None:
+    if state.data_set is not None and state.verdict.level != "over":
         lines.append(Text(holders_text(state.data_set), style="yellow" if state.data_set.unkept else ""))
     texts = [*_judged_texts(state), *(f"{plain(caution)}." for caution in state.cautions)]
     return lines + [Text(text, style="yellow") for text in texts]

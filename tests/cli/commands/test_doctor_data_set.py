@@ -17,7 +17,6 @@ from peer.data.pages.folder import BuiltPages
 from peer.data.pages.index import PageIndex
 from peer.identity import Identity
 from peer.ipc.corpus_messages import OwnText
-from swarm.pages import sizes
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
 from swarm.run.peer_context import JoinConfig
@@ -84,7 +83,8 @@ def test_another_data_set_than_the_runs_is_refused(folder: Path, tmp_path: Path)
 
 
 async def findings(manifest: Manifest, home: Path, data: str) -> list[Finding]:
-    config = JoinConfig(home, Invite(run_id=manifest.run_id, addresses=("/ip4/127.0.0.1/tcp/1",)), text=OwnText(data))
+    invite = Invite(manifest.run_id, AUTHORITY, (f"/ip4/127.0.0.1/tcp/1/p2p/{AUTHORITY}",))
+    config = JoinConfig(home, invite, text=OwnText(data))
     return [found async for found in text_findings(manifest, config, b"")]
 
 
@@ -102,8 +102,7 @@ async def test_nothing_is_missing_where_pages_come_from_others(
     assert text.state == "failure" and "peer data build" in text.remedy
     assert await findings(make_manifest(AUTHORITY), tmp_path / "home", "") == []
     full = type("Full", (), {"free": 1 << 20})
-    monkeypatch.setattr(sizes.shutil, "disk_usage", lambda place: full)
-    assert shutil.disk_usage(tmp_path).free == 1 << 20
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: full)
     (short,) = await findings(manifest, tmp_path / "home", "")
     assert short.state == "warning" and "where 1.0 MB are free" in short.detail and "free some space" in short.remedy
 
