@@ -78,7 +78,7 @@ def fetched_finding(manifest: Manifest, home: Path) -> Finding | None:
         f" needed here, as pages come from other peers, and a cache of at most {size_text(cache)} keeps them"
     )
     if cache > free:
-        remedy = "free some space, or choose a --home on another disk"
+        remedy = "free space for it, or choose another --home"
         return Finding(_CHECK, "warning", f"{detail}, where {size_text(free)} are free", remedy)
     return Finding(_CHECK, "ok", detail)
 

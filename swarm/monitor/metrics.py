@@ -97,7 +97,7 @@ class _Families:
         for name, about, value in (
             ("data_set_epochs", "That the run has trained on.", data_set.epochs),
             ("data_set_pages", "Of the run's data set.", data_set.pages),
-            ("pages_kept", "By all peers together, as they claim.", kept),
+            ("data_set_pages_kept", "By all peers together, as they claim.", kept),
             ("page_ranges", "Ranges of pages, of which each peer says whether it keeps them.", data_set.ranges),
             ("page_ranges_rare", "Ranges that fewer than two peers say they keep.", data_set.rare),
             ("pages_waited_seconds", "Idle for want of pages, all peers in ten minutes.", data_set.waited_s),

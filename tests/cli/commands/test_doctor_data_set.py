@@ -104,7 +104,7 @@ async def test_nothing_is_missing_where_pages_come_from_others(
     full = type("Full", (), {"free": 1 << 20})
     monkeypatch.setattr(shutil, "disk_usage", lambda place: full)
     (short,) = await findings(manifest, tmp_path / "home", "")
-    assert short.state == "warning" and "where 1.0 MB are free" in short.detail and "free some space" in short.remedy
+    assert short.state == "warning" and "where 1.0 MB are free" in short.detail and "free space" in short.remedy
 
 
 def test_a_run_of_text_has_no_cache(tmp_path: Path) -> None:

@@ -107,6 +107,6 @@ def test_strangers_words_stay_in_their_bounds() -> None:
 def test_metrics_add_peers_up() -> None:
     state = shown({"W": keeps(*ALL), "a": keeps(0)}, {"a": [told("samples_awaited", at=NOW, seconds=1.5)]})
     text = metrics_text(state, [], ToldCounts(NOW)).decode()
-    for line in ("pages_kept 7.0", "data_set_pages 6.0", "page_ranges 6.0", "page_ranges_rare 5.0"):
+    for line in ("data_set_pages_kept 7.0", "data_set_pages 6.0", "page_ranges 6.0", "page_ranges_rare 5.0"):
         assert f"\nbarnraise_{line}\n" in text
     assert "\nbarnraise_pages_waited_seconds 1.5\n" in text and "barnraise_data_set_epochs" in text
