@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
+
 from peer.catalogue.pages import PageMissing, SamplesAwaited
 from swarm.pages.holders import SAFE_HOLDERS
-from swarm.pages.holdings import HolderView, PageRanges
+from swarm.pages.holdings import Flags, HolderView, PageRanges
 from swarm.pages.sizes import DataSetSizes
 from swarm.status.data_set import DataSetState, MemberPages, MissingPage
 from swarm.status.member_told import TOLD_S, Told
@@ -26,10 +28,7 @@ def data_set_state(reading: RunReading, told: Told) -> DataSetState | None:
     view.learn(reading.holdings)
     waited_s = _waited_s(told, reading.at)
     missing = _missing(view, {peer: events for peer, events in told.items() if peer in reading.records}, reading.at)
-    kept = {
-        peer: sum(len(view.ranges.pages_of(int(number))) for number in flags.nonzero()[0])
-        for peer, flags in view.kept.items()
-    }
+    kept = {peer: _pages(view.ranges, flags) for peer, flags in view.kept.items()}
     tokens, trained = sizes.windows * data.seq_len, reading.progress[1]
     return DataSetState(
         root=sizes.root,
@@ -47,6 +46,12 @@ def data_set_state(reading: RunReading, told: Told) -> DataSetState | None:
         },
         missing=tuple(missing[:MISSING_MAX]),
     )
+
+
+def _pages(ranges: PageRanges, flags: Flags) -> int:
+    """Return the number of pages of the ranges with a flag; the last range may be shorter than the others."""
+    short = ranges.count * ranges.length - ranges.pages
+    return int(flags.sum(dtype=np.int64)) * ranges.length - int(flags[-1]) * short
 
 
 def _waited_s(told: Told, now: float) -> dict[str, float]:

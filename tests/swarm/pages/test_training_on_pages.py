@@ -11,6 +11,8 @@ from peer.data.first_samples import FIRST_SAMPLES, hash_of, parse_ranges
 from peer.data.pages.cache import CachedPages
 from peer.data.pages.corpus import PagedCorpus, place_of
 from peer.data.pages.folder import BuiltPages
+from swarm.monitor.collector import MonitorCollector
+from swarm.run.invite import Invite
 from tests.peer.data.pages.data_sets import write_data_set
 from tests.support.peer_process import PeerProcess
 from tests.swarm.support.swarm_harness import WITNESS, open_swarm
@@ -44,6 +46,9 @@ async def test_peers_without_text_go_on_when_the_coordinator_with_all_pages_is_k
         await swarm.committed(2, *peers)
         for peer in peers:
             await peer.until(partial(has_second_holders, peer), "second holder of each page")
+        seen = (await MonitorCollector(Invite.parse(swarm.invite.read_text())).once()).data_set
+        assert seen is not None and (seen.root, seen.pages) == (built.index.config.root, built.index.pages)
+        assert len(seen.members) == 4 and (seen.rare, seen.missing) == (0, ()) and seen.epochs > 0
         swarm.coordinator.kill()
         await swarm.committed(max(peer.round for peer in peers) + 3, *peers)
         for peer in peers:

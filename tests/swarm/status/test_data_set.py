@@ -63,6 +63,19 @@ def test_the_state_tells_how_far_the_run_is_and_who_keeps_pages() -> None:
     assert state.verdict.word == "healthy"  # few holders alone are no trouble
 
 
+def test_pages_of_long_ranges_are_counted_whole() -> None:
+    manifest = of_pages()
+    pages = replace(PAGES, windows=2048 * 5001)  # ranges of three pages, the last one of one
+    data = replace(manifest.data, pages=pages)
+    total = 5002
+    ranges = PageRanges(total)
+    kept = {"a": ranges.encode(range(total)), "b": ranges.encode({0, 1, 2, 3, total - 1}), "c": b""}
+    records = {name: HoldingsRecord(at=NOW, kept=bits) for name, bits in kept.items()}
+    found = data_set_state(RunReading(replace(manifest, data=data), NOW, {}, (None,), holdings=records), {})
+    assert found is not None and found.pages == total
+    assert {name: one.kept for name, one in found.members.items()} == {"a": total, "b": 4, "c": 0}
+
+
 def test_a_run_without_a_data_set_has_no_state_of_one() -> None:
     assert data_set_state(RunReading(finite(), NOW, {}, (None,)), {}) is None
 

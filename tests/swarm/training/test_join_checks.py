@@ -13,13 +13,14 @@ import psutil
 import pytest
 
 from optim.config import GossipConfig
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig, PagesConfig
 from peer.errors import ConfigError, ResourceError
 from peer.footprint.layout import ONE_DEVICE, Compute, Layout
 from peer.footprint.optimizer_state import saved_bytes
 from peer.footprint.parameters import parameter_shapes
 from peer.identity import Identity
 from peer.ipc.corpus_messages import OwnText
+from swarm.pages.sizes import CACHE_BYTES_MIN
 from swarm.placement.stages import state_bytes
 from swarm.run.invite import Invite
 from swarm.run.manifest import Manifest
@@ -243,6 +244,14 @@ def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pyt
     free = (2 << 20) - 1
     with pytest.raises(ResourceError, match="tokens need"):
         check_disk(joining(home, tokenized, "feeder", text=OwnText(str(text))), tokenized)
+
+
+def test_a_run_of_pages_needs_room_for_the_smallest_cache_and_for_no_text(tmp_path: Path) -> None:
+    pages = PagesConfig(root="ab" * 32, index_bytes=500, windows=10, held_out_windows=1)
+    data = DataConfig(seq_len=64, source="pages", pages=pages)
+    manifest = make_manifest(AUTHORITY, data=data, requires=("pages",), tokenizer="ab" * 32)
+    bare = files_bytes(manifest)
+    assert disk_needs(manifest, "") == [bare + CACHE_BYTES_MIN] and disk_needs(manifest, str(tmp_path)) == [bare]
 
 
 def test_a_stage_of_a_pipeline_keeps_backups_of_the_next_one() -> None:
