@@ -90,8 +90,8 @@ class PageRanges:
 
     def decode(self, kept: bytes) -> Flags:
         """Return whether each range is kept, (count,) of 0 and 1; bits beyond the last range are ignored."""
-        flags = np.unpackbits(np.frombuffer(kept, np.uint8), count=self.count, bitorder="little")
-        return flags
+        whole = kept.ljust(-(-self.count // 8), b"\0")  # of no bytes at all NumPy makes flags of any value
+        return np.unpackbits(np.frombuffer(whole, np.uint8), count=self.count, bitorder="little")
 
 
 @dataclass

@@ -228,4 +228,5 @@ def test_records_name_ranges_that_are_kept_whole() -> None:
     held = {0, 1, 2, 3, 4, 4998, 4999}  # of the second range two of three
     assert np.flatnonzero(large.decode(large.encode(held))).tolist() == [0, 1666]
     assert len(large.encode(range(5000))) <= 256 and large.decode(large.encode(range(5000))).all()
+    assert not large.decode(b"").any() and large.decode(b"\1").sum() == 1
     assert not large.decode(b"\xff" * 256).sum() > large.count
