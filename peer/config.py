@@ -193,6 +193,8 @@ class PagesConfig(msgspec.Struct, frozen=True, kw_only=True):
     root: Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
     """The hex blake3 of its index."""
     index_bytes: Annotated[int, msgspec.Meta(ge=1, le=4 << 20)]
+    row_bytes: Annotated[int, msgspec.Meta(ge=1, le=4 << 20)]
+    """Of a window of seq_len + 1 tokens."""
     windows: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
     """To train on."""
     held_out_windows: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]

@@ -66,7 +66,7 @@ def sampled(index: PageIndex) -> list[int]:
 
 def fetched_finding(manifest: Manifest, home: Path) -> Finding | None:
     """Tell what the pages of the run's data set take of this machine's disk; None for a run that reads text."""
-    sizes = DataSetSizes.of(manifest.data, manifest.model.vocab_size)
+    sizes = DataSetSizes.of(manifest.data)
     if sizes is None:
         return None
     try:

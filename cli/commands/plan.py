@@ -124,7 +124,7 @@ def _data_set(shape: RunShape, rules: RunRules, trainers: int, trained: int | No
     """Return what the run's data set takes; None without one. `trained`: tokens so far, if known."""
     from swarm.pages.sizes import DataSetSizes, plan_data_set
 
-    sizes = DataSetSizes.of(shape.data, shape.model.vocab_size)
+    sizes = DataSetSizes.of(shape.data)
     if sizes is None:
         return None
     samples = shape.outer.steps * shape.inner.batch_size

@@ -1,4 +1,4 @@
-"""The hash of the first samples that a peer trains on: whoever has the data set can tell whether they were its own.
+"""The hash of the first samples that a peer trains on: a reader of the data set can tell whether they are its own.
 
 samples_hashed  samples "0-80,240-320"  hash of their ids, 4 bytes each, little-endian, in this order
 """

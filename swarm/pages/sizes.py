@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from peer.config import DataConfig
-from peer.data.pages.index import PAGE_BYTES_MAX, row_bytes_of
+from peer.data.pages.index import PAGE_BYTES_MAX
 from peer.errors import ResourceError
 
 CACHE_BYTES_MIN: Final = 16 * PAGE_BYTES_MAX
@@ -19,7 +19,7 @@ DISK_SHARE: Final = 0.1
 
 
 class DataSetSizes(msgspec.Struct, frozen=True, kw_only=True):
-    """A data set, as far as its run's manifest tells: a mask of its tokens, a sixteenth of its bytes, is not in it."""
+    """A data set, as far as its run's manifest tells."""
 
     root: str
     windows: int
@@ -34,12 +34,12 @@ class DataSetSizes(msgspec.Struct, frozen=True, kw_only=True):
     pages: int
 
     @classmethod
-    def of(cls, data: DataConfig, vocab_size: int) -> DataSetSizes | None:
+    def of(cls, data: DataConfig) -> DataSetSizes | None:
         """Return the sizes; None for a run without a data set."""
         if (wanted := data.pages) is None:
             return None
-        row_bytes = row_bytes_of(data.seq_len, vocab_size)
-        a_page = max(1, PAGE_BYTES_MAX // row_bytes)
+        row_bytes = wanted.row_bytes
+        a_page = PAGE_BYTES_MAX // row_bytes
         parts = (wanted.windows, wanted.held_out_windows)
         return cls(
             root=wanted.root,

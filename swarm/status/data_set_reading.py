@@ -21,7 +21,7 @@ MISSING_MAX: Final = 8
 def data_set_state(reading: RunReading, told: Told) -> DataSetState | None:
     """Return the state; None for a run without a data set."""
     data = reading.manifest.data
-    sizes = DataSetSizes.of(data, reading.manifest.model.vocab_size)
+    sizes = DataSetSizes.of(data)
     if sizes is None:
         return None
     view = HolderView(PageRanges(sizes.pages))

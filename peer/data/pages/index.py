@@ -95,7 +95,8 @@ class PageIndex(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def row_bytes(self) -> int:
         """The size of a window."""
-        return row_bytes_of(self.seq_len, self.vocab_size, self.masked)
+        ids = self.seq_len + 1
+        return ids * np.dtype(self.dtype).itemsize + (-(-ids // 8) if self.masked else 0)
 
     @cached_property
     def page_windows(self) -> int:
@@ -147,6 +148,7 @@ class PageIndex(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return PagesConfig(
             root=blake3(encoded).hexdigest(),
             index_bytes=len(encoded),
+            row_bytes=self.row_bytes,
             windows=self.train.windows,
             held_out_windows=self.held_out.windows,
         )
@@ -155,12 +157,6 @@ class PageIndex(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
     """Return the type of the ids of a vocabulary."""
     return "uint16" if vocab_size <= _UINT16_IDS else "uint32"
-
-
-def row_bytes_of(seq_len: int, vocab_size: int, masked: bool = False) -> int:
-    """Return the size of a window; `masked`: with a bit for each id."""
-    ids = seq_len + 1
-    return ids * np.dtype(dtype_of(vocab_size)).itemsize + (-(-ids // 8) if masked else 0)
 
 
 def check_vocabulary(index: PageIndex, vocab_size: int) -> None:

@@ -24,17 +24,17 @@ def test_a_manifest_tells_what_the_index_does(tmp_path: Path) -> None:
         index, train, held_out = write_data_set(
             tmp_path / str(vocab_size), seq_len=SEQ_LEN, windows=3000, vocab_size=vocab_size
         )
-        sizes = DataSetSizes.of(data_of(index), vocab_size)
+        sizes = DataSetSizes.of(data_of(index))
         assert sizes is not None
         assert (sizes.tokens, sizes.held_out_tokens, sizes.windows) == (train.size, held_out.size, 3000)
         assert (sizes.row_bytes, sizes.size_bytes, sizes.pages) == (index.row_bytes, index.size_bytes, index.pages)
         assert sizes.root == index.config.root
-    assert DataSetSizes.of(DataConfig(seq_len=8), 256) is None
+    assert DataSetSizes.of(DataConfig(seq_len=8)) is None
 
 
 def test_a_plan_counts_epochs_what_is_left_and_what_a_peer_fetches(tmp_path: Path) -> None:
     index, _, _ = write_data_set(tmp_path / "data", seq_len=SEQ_LEN, windows=8000)
-    sizes = DataSetSizes.of(data_of(index), 256)
+    sizes = DataSetSizes.of(data_of(index))
     assert sizes is not None
     plan = plan_data_set(sizes, samples=40, trainers=20, rounds=25, home=tmp_path, trained=8000 + 500)
     assert (plan.epochs, plan.rounds_an_epoch, plan.tokens_left) == (2.5, 10.0, 7500 * (SEQ_LEN + 1))

@@ -21,7 +21,7 @@ from swarm.status.state import MonitorState
 from tests.swarm.status.scenes import NOW, WATCH, chain_of, finite, heads_of, history_of, peer, proven, told
 
 SEQ_LEN = 1023  # 2048 windows of 2 bytes an id in a page
-PAGES = PagesConfig(root="ab" * 32, index_bytes=500, windows=5 * 2048, held_out_windows=10)
+PAGES = PagesConfig(root="ab" * 32, index_bytes=500, row_bytes=2048, windows=5 * 2048, held_out_windows=10)
 TOTAL = 6
 ALL = range(TOTAL)
 

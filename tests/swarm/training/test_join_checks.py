@@ -247,7 +247,7 @@ def test_the_disk_must_hold_the_token_cache_too(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_run_of_pages_needs_room_for_the_smallest_cache_and_for_no_text(tmp_path: Path) -> None:
-    pages = PagesConfig(root="ab" * 32, index_bytes=500, windows=10, held_out_windows=1)
+    pages = PagesConfig(root="ab" * 32, index_bytes=500, row_bytes=2048, windows=10, held_out_windows=1)
     data = DataConfig(seq_len=64, source="pages", pages=pages)
     manifest = make_manifest(AUTHORITY, data=data, requires=("pages",), tokenizer="ab" * 32)
     bare = files_bytes(manifest)
