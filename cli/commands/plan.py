@@ -122,12 +122,14 @@ def plan(
 
 def _data_set(shape: RunShape, rules: RunRules, trainers: int, trained: int | None) -> DataSetPlan | None:
     """Return what the run's data set takes; None without one. `trained`: tokens so far, if known."""
+    from optim.config import AllReduceConfig
     from swarm.pages.sizes import DataSetSizes, plan_data_set
 
     sizes = DataSetSizes.of(shape.data)
     if sizes is None:
         return None
-    samples = shape.outer.steps * shape.inner.batch_size
+    outer, each = shape.outer, shape.outer.steps * shape.inner.batch_size
+    samples = outer.batch if isinstance(outer, AllReduceConfig) else each * trainers
     windows = None if trained is None else trained // shape.data.seq_len
     return plan_data_set(sizes, samples, trainers, rules.rounds, default_home("peer"), windows)
 

@@ -70,17 +70,16 @@ class DataSetPlan(msgspec.Struct, frozen=True, kw_only=True):
 def plan_data_set(
     sizes: DataSetSizes, samples: int, trainers: int, rounds: int, home: Path, trained: int | None = None
 ) -> DataSetPlan:
-    """Return the plan of a run of so many `trainers`, each of which takes `samples` a round, for a peer with that
-    `home`. `rounds`: of the whole run, 0 for no end; `trained`: the windows that all have trained on, if known."""
-    windows, tokens = sizes.windows, sizes.tokens // sizes.windows
-    own = samples * sizes.row_bytes
+    """Return the plan of a run of so many `trainers`, who together take `samples` a round, for a peer with that `home`.
+    `rounds`: of the whole run, 0 for no end; `trained`: the windows that all have trained on, if known."""
+    windows, tokens, together = sizes.windows, sizes.tokens // sizes.windows, samples * sizes.row_bytes
     return DataSetPlan(
         sizes=sizes,
-        epochs=rounds * samples * trainers / windows if rounds else None,
-        rounds_an_epoch=windows / (samples * trainers),
+        epochs=rounds * samples / windows if rounds else None,
+        rounds_an_epoch=windows / samples,
         tokens_left=None if trained is None else (windows - trained % windows) * tokens,
         # A page is fetched as a whole, also where its other windows are for other peers.
-        round_bytes=min(own * trainers, own + PAGE_BYTES_MAX, sizes.size_bytes),
+        round_bytes=min(together, together / trainers + PAGE_BYTES_MAX, sizes.size_bytes),
         cache_bytes=cache_bytes(home, sizes.size_bytes),
     )
 

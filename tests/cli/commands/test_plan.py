@@ -293,6 +293,9 @@ def test_a_data_set_is_counted_for_a_run_that_trains_on_it(peer: Peer, tmp_path:
     shown = peer("plan", run, "--device", "rtx4090", "--data", tmp_path / "data").stdout
     for part in (index.config.root[:16], "4,194,304", "8.4 MB, 3 pages", "epochs of the run", "67.1 MB"):
         assert part in shown, shown
+    run.write_text(run.read_text().replace('"diloco"\nsteps = 100', '"allreduce"\nbatch = 256'))
+    found = planned(peer, run, *CARD, "--data", tmp_path / "data", "--peers", "8")["data_set"]
+    assert found["rounds_an_epoch"] == 4096 / 256  # of all peers together
     assert "data_set" not in planned(peer, run, *CARD)
     refused = peer("plan", "barnraise3abc", *CARD, "--data", tmp_path / "data")
     assert refused.code == 2 and "leave --data out" in refused.stderr

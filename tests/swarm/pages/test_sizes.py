@@ -36,10 +36,10 @@ def test_a_plan_counts_epochs_what_is_left_and_what_a_peer_fetches(tmp_path: Pat
     index, _, _ = write_data_set(tmp_path / "data", seq_len=SEQ_LEN, windows=8000)
     sizes = DataSetSizes.of(data_of(index))
     assert sizes is not None
-    plan = plan_data_set(sizes, samples=40, trainers=20, rounds=25, home=tmp_path, trained=8000 + 500)
+    plan = plan_data_set(sizes, samples=800, trainers=20, rounds=25, home=tmp_path, trained=8000 + 500)
     assert (plan.epochs, plan.rounds_an_epoch, plan.tokens_left) == (2.5, 10.0, 7500 * (SEQ_LEN + 1))
     assert plan.round_bytes == 40 * 20 * index.row_bytes  # all of a round lies in one page, which each peer fetches
-    large = plan_data_set(sizes, samples=4000, trainers=20, rounds=0, home=tmp_path)
+    large = plan_data_set(sizes, samples=80_000, trainers=20, rounds=0, home=tmp_path)
     assert (large.epochs, large.tokens_left) == (None, None)
     assert large.round_bytes == 4000 * index.row_bytes + (4 << 20)  # and the rest of a page that others share
 
