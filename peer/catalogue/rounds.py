@@ -54,7 +54,7 @@ class InnerStep(Happening, frozen=True):
 
     step: int
     loss: float | None = None
-    """None for a step that was skipped."""
+    """None for a step that changed nothing."""
     lr: float = 0.0
     tokens_per_s: float = 0.0
     skipped: int = 0

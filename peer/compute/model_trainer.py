@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -20,15 +21,20 @@ from peer.compute.optimizer import InnerOptimizer
 from peer.config import InnerConfig
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import ElementRange
+from peer.model.marks import counted
 
 
 @dataclass(frozen=True)
 class StepOutcome:
     """The loss of the batch in nats a token. `skipped`: the loss or the gradient was not finite, and nothing
-    changed."""
+    changed. Nothing changed either where no token of the batch `counts` in the loss."""
 
     loss: float
     skipped: bool
+    counts: bool = True
+
+
+_NOTHING: Final = StepOutcome(math.nan, skipped=False, counts=False)
 
 
 class ModelTrainer(ABC):
@@ -51,10 +57,22 @@ class ModelTrainer(ABC):
         self.gradient = gradient
         self.on_smaller: Callable[[StepSize], None] = lambda size: None
         self._gradient_sum: Tensor | None = None  # (n,), allocated on first use
-        self._sequences = 0
+        self._weights = 0  # of the batches in it
+        self._takes_marks = False
+
+    def take_marks(self) -> None:
+        """Take batches with tokens that do not count in the loss (`peer.model.marks`) from now on."""
+        self._takes_marks = True
+
+    def weight_of(self, tokens: Tensor) -> int:
+        """Return the weight of tokens (B, T+1) in a mean over several batches: their sequences or, with marks, the
+        tokens that count."""
+        return counted(tokens) if self._takes_marks else len(tokens)
 
     def step(self, tokens: Tensor, step: int) -> StepOutcome:
         """Make a step of the inner optimizer on tokens (B, T+1) at the run's inner step `step`."""
+        if not self.weight_of(tokens):
+            return _NOTHING
         loss, norm = self._backward(tokens)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return StepOutcome(loss, skipped=True)
@@ -70,16 +88,19 @@ class ModelTrainer(ABC):
         if self._gradient_sum is None:
             self._gradient_sum = torch.zeros_like(self.local)
         self._gradient_sum.zero_()
-        self._sequences = 0
+        self._weights = 0
 
     def add_gradient(self, tokens: Tensor) -> StepOutcome:
         """Add the gradient of tokens (B, T+1) to the sum. Weights and optimizer stay as they are."""
         assert self._gradient_sum is not None
+        weight = self.weight_of(tokens)
+        if not weight:
+            return _NOTHING
         loss, norm = self._backward(tokens)
         if not (math.isfinite(loss) and math.isfinite(norm)):
             return StepOutcome(loss, skipped=True)
-        self._gradient_sum.add_(self.gradient, alpha=len(tokens))
-        self._sequences += len(tokens)
+        self._gradient_sum.add_(self.gradient, alpha=weight)
+        self._weights += weight
         return StepOutcome(loss, skipped=False)
 
     def agreed(self, wish: bool) -> bool:
@@ -104,8 +125,8 @@ class ModelTrainer(ABC):
 
     @abstractmethod
     def mean_gradient(self, at: slice, out: Tensor) -> None:
-        """Write the mean over the sequences since `begin_gradient`, at these elements of the flat vector, to `out`;
-        zero if there were none."""
+        """Write the mean over the batches since `begin_gradient`, each with its `weight_of`, at these elements of the
+        flat vector, to `out`; zero if there were none."""
 
     @abstractmethod
     def save(self, state: Tensor) -> None:

@@ -41,6 +41,10 @@ class RankTrainer(ModelTrainer):
         self.optimizer = self._state.optimizer
         self.resize(step_size)
 
+    def take_marks(self) -> None:
+        super().take_marks()
+        self._model.take_marks()
+
     def agreed(self, wish: bool) -> bool:
         """Return what the first rank wishes."""
         return self._ranks.sum((wish and self._ranks.rank == 0,)) != [0.0]
@@ -65,7 +69,7 @@ class RankTrainer(ModelTrainer):
         assert self._gradient_sum is not None
         for strip in self._model.pieces.strips([(at.start, at.stop)], owned=True):
             mine = strip.of_local(self._gradient_sum).cpu()
-            torch.div(mine, max(1, self._sequences), out=strip.of_flat(out, begins_at=at.start))
+            torch.div(mine, max(1, self._weights), out=strip.of_flat(out, begins_at=at.start))
 
     def save(self, state: Tensor) -> None:
         """Write what this rank owns of the state."""
@@ -82,13 +86,13 @@ class RankTrainer(ModelTrainer):
         self.local.copy_(kept)
 
     def evaluate(self, batches: Iterable[Tensor], on_batch: Callable[[], None]) -> float:
-        total, sequences = 0.0, 0
+        total, weights = 0.0, 0
         for batch in batches:
-            tokens = batch.to(self.device.torch)
-            total += len(tokens) * self._as_it_fits(partial(self._model.share_of_loss, tokens))
-            sequences += len(tokens)
+            tokens, weight = batch.to(self.device.torch), self.weight_of(batch)
+            total += weight * self._as_it_fits(partial(self._model.share_of_loss, tokens))
+            weights += weight
             on_batch()
-        return total / sequences
+        return total / max(1, weights)
 
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
         loss = self._as_it_fits(partial(self._model.add_up, tokens.to(self.device.torch)))

@@ -70,7 +70,7 @@ class InnerTrainer(ModelTrainer):
 
     def mean_gradient(self, at: slice, out: Tensor) -> None:
         assert self._gradient_sum is not None
-        torch.div(self._gradient_sum[at].cpu(), max(1, self._sequences), out=out)
+        torch.div(self._gradient_sum[at].cpu(), max(1, self._weights), out=out)
 
     def save(self, state: Tensor) -> None:
         self.optimizer.save(state)
@@ -81,6 +81,10 @@ class InnerTrainer(ModelTrainer):
     def resize(self, size: StepSize) -> None:
         self.step_size = size
         self.model.recompute = size.recompute
+
+    def take_marks(self) -> None:
+        super().take_marks()
+        self.model.marked = True
 
     def try_step(self, sequences: int, seq_len: int) -> None:
         """Compute a gradient with one micro-batch of that shape, for what it takes; nothing but `gradient` changes.
@@ -104,17 +108,18 @@ class InnerTrainer(ModelTrainer):
 
     @torch.no_grad()
     def evaluate(self, batches: Iterable[Tensor], on_batch: Callable[[], None]) -> float:
-        total, sequences = 0.0, 0
+        total, weights = 0.0, 0
         for tokens in batches:
             total += self._as_it_fits(partial(self._losses, tokens.to(self.device.torch)))
-            sequences += len(tokens)
+            weights += self.weight_of(tokens)
             on_batch()
-        return total / sequences
+        return total / max(1, weights)
 
     def _losses(self, tokens: Tensor) -> float:
-        """Return the sum over sequences of their mean losses."""
+        """Return the sum over sequences of their mean losses; with marks the sum of all losses."""
         parts = tokens.split(self.step_size.sequences)
-        return sum(float(self._loss(part, self.model.hidden)) for part in parts) / (tokens.shape[1] - 1)
+        each = 1 if self._takes_marks else tokens.shape[1] - 1
+        return sum(float(self._loss(part, self.model.hidden)) for part in parts) / each
 
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
         loss = self._as_it_fits(partial(self._add_up, tokens.to(self.device.torch), self._hidden))
@@ -136,7 +141,8 @@ class InnerTrainer(ModelTrainer):
     def _add_up(self, tokens: Tensor, hidden: Callable[[Tensor], Tensor]) -> float:
         """Leave the gradient of the batch in `gradient`; return its mean loss."""
         self.gradient.zero_()
-        count, loss = len(tokens) * (tokens.shape[1] - 1), torch.zeros((), device=self.device.torch)
+        count = self.weight_of(tokens) * (1 if self._takes_marks else tokens.shape[1] - 1)
+        loss = torch.zeros((), device=self.device.torch)
         for part in tokens.split(self.step_size.sequences):
             mean = self._loss(part, hidden) / count
             mean.backward()
@@ -148,7 +154,7 @@ class InnerTrainer(ModelTrainer):
         kept = self.step_size.recompute == "none"  # else a block's bf16 weights go when the block has gone
         bf16 = torch.autocast(self.device.torch.type, torch.bfloat16, enabled=self._bf16, cache_enabled=kept)
         with bf16:
-            total, _ = self.model.losses(hidden(tokens[:, :-1]), tokens[:, 1:])
+            total, _ = self.model.losses(hidden(self.model.inputs_of(tokens)), tokens[:, 1:])
         return total
 
 
@@ -177,7 +183,7 @@ def run_inner(trainer: ModelTrainer, batch: Callable[[list[int]], Tensor], run: 
     started = time.monotonic()
     numbers = iter(run.numbers)
     result = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
-    total_loss = 0.0
+    total_loss, useless = 0.0, 0
     if run.product == "gradient":
         trainer.begin_gradient()
     while run.steps is None or result.steps < run.steps:
@@ -190,15 +196,16 @@ def run_inner(trainer: ModelTrainer, batch: Callable[[list[int]], Tensor], run: 
         tokens = batch(chosen)
         step = run.first_step + result.steps
         outcome = trainer.add_gradient(tokens) if run.product == "gradient" else trainer.step(tokens, step)
-        if not outcome.skipped:
+        if not outcome.skipped and outcome.counts:
             total_loss += outcome.loss
         skipped = result.skipped + outcome.skipped
+        useless += outcome.skipped or not outcome.counts
         steps = result.steps + 1
         result = InnerResult(
             steps=steps,
             sequences=result.sequences + len(chosen),
             tokens=result.tokens + tokens.numel() - len(chosen),
-            loss=total_loss / (steps - skipped) if steps > skipped else math.nan,
+            loss=total_loss / (steps - useless) if steps > useless else math.nan,
             seconds=time.monotonic() - started,
             skipped=skipped,
         )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -22,6 +23,14 @@ OWN_CHARS_MAX: Final = 64 << 10
 _FAULT_CHARS_MAX: Final = 300
 
 
+_DAY: Final = datetime.datetime(2024, 7, 26)
+"""Today, in data sets."""
+_BEGINS: Final = f"\x02{secrets.token_hex(16)}\x02"
+_ENDS: Final = f"\x03{secrets.token_hex(16)}\x03"
+"""Stand around what the tag {% generation %} holds until a text is done. No message of a file can hold them by intent:
+they differ from process to process."""
+
+
 class _Generation(Extension):
     """The tag {% generation %}, by which trainers find the assistant's words. Here it shows what it holds."""
 
@@ -29,7 +38,20 @@ class _Generation(Extension):
 
     def parse(self, parser: Parser) -> nodes.Node:
         line = next(parser.stream).lineno
-        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True)).set_lineno(line)
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(self.shown(body)).set_lineno(line)
+
+    def shown(self, body: list[nodes.Node]) -> list[nodes.Node]:
+        """Return what stands in place of the tag and what it holds."""
+        return body
+
+
+class _MarkedGeneration(_Generation):
+    """The same tag, where the text tells what it held."""
+
+    def shown(self, body: list[nodes.Node]) -> list[nodes.Node]:
+        begins, ends = (nodes.Output([nodes.TemplateData(mark)]) for mark in (_BEGINS, _ENDS))
+        return [begins, *body, ends]
 
 
 class _PublicNamespace(Namespace):
@@ -68,14 +90,15 @@ def _to_json(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
-def _compiled(source: str) -> Template:
+def _compiled(source: str, generation: type[_Generation]) -> Template:
     """Compile a template. Raises what jinja2 raises."""
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols]
+        trim_blocks=True, lstrip_blocks=True, extensions=[generation, loopcontrols]
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.datetime.now().strftime(form)
+    today = _DAY if generation is _MarkedGeneration else None
+    environment.globals["strftime_now"] = lambda form: (today or datetime.datetime.now()).strftime(form)
     environment.globals["dict"] = _MakeDict()
     environment.globals["namespace"] = _PublicNamespace
     return environment.from_string(source)
@@ -86,14 +109,26 @@ class ChatTemplateCode:
 
     def __init__(self, source: str, bos: str, eos: str) -> None:
         self._source, self._bos, self._eos = source, bos, eos
-        self._template: Template | None = None
+        self._templates: dict[type[_Generation], Template] = {}
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Return a conversation as text that ends where the assistant's next words begin. Raises ValueError, whose text
         says why the template does not write it."""
+        return self._written(messages, _Generation, is_open=True)
+
+    def render_tagged(
+        self, messages: Sequence[Mapping[str, str]], is_open: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
+        """Return a whole conversation as text, and where what the tag {% generation %} holds lies in it: half-open
+        ranges of characters. With `is_open` it ends as that of `render`. The text is the same on every day: a template
+        that asks for the date is given one. Raises as `render`."""
+        return _untagged(self._written(messages, _MarkedGeneration, is_open))
+
+    def _written(self, messages: Sequence[Mapping[str, str]], generation: type[_Generation], is_open: bool) -> str:
         try:
-            self._template = self._template or _compiled(self._source)
-            return self._rendered(self._template, messages)
+            if generation not in self._templates:
+                self._templates[generation] = _compiled(self._source, generation)
+            return self._rendered(self._templates[generation], messages, is_open)
         except MemoryError:
             reason = "it needs too much memory"
         except TemplateError as error:
@@ -102,16 +137,17 @@ class ChatTemplateCode:
             reason = f"{type(error).__name__}: {error}"
         raise ValueError(reason[:_FAULT_CHARS_MAX])
 
-    def _rendered(self, template: Template, messages: Sequence[Mapping[str, str]]) -> str:
+    def _rendered(self, template: Template, messages: Sequence[Mapping[str, str]], is_open: bool) -> str:
         given = {
             "messages": [dict(message) for message in messages],
-            "add_generation_prompt": True,
+            "add_generation_prompt": is_open,
             "tools": None,
             "documents": None,
             "bos_token": self._bos,
             "eos_token": self._eos,
         }
-        room = OWN_CHARS_MAX + sum(len(text) for message in messages for text in message.values())
+        marks = len(messages) * len(_BEGINS + _ENDS)
+        room = OWN_CHARS_MAX + marks + sum(len(text) for message in messages for text in message.values())
         pieces, size = list[str](), 0
         for piece in template.generate(given):
             size += len(piece)
@@ -119,3 +155,15 @@ class ChatTemplateCode:
                 raise TemplateError(f"it writes more than {OWN_CHARS_MAX} characters beside the messages")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _untagged(text: str) -> tuple[str, list[tuple[int, int]]]:
+    """Return a text without the marks of tags, and what lay between them; what is empty is left out."""
+    pieces, spans, size = list[str](), list[tuple[int, int]](), 0
+    for number, part in enumerate(text.split(_BEGINS)):
+        inside, ended, outside = part.partition(_ENDS)
+        if number and ended and inside:
+            spans.append((size, size + len(inside)))
+        pieces += [inside, outside.replace(_ENDS, "")]
+        size += sum(map(len, pieces[-2:]))
+    return "".join(pieces), spans

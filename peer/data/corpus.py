@@ -27,6 +27,11 @@ class Corpus(Protocol):
     def facts(self) -> CorpusFacts: ...
 
     @property
+    def has_marks(self) -> bool:
+        """Whether some tokens do not count in the loss: a batch holds such a token as -1 - id."""
+        ...
+
+    @property
     def windows(self) -> int:
         """The number of samples in one epoch."""
         ...

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from peer.data.conversations import Conversation, FileMessage, encode_conversation
 from peer.data.json_entries import constants, entries, lines
 from peer.decoding import MALFORMED
 
@@ -31,14 +32,16 @@ _CONTINUED: Final = (b",", b":", b"[", b"{")
 class JsonDocuments:
     """The documents of one file, and the count of its other values."""
 
-    def __init__(self, field: str, value_bytes_max: int = sys.maxsize) -> None:
+    def __init__(self, field: str, value_bytes_max: int = sys.maxsize, chat: bool = False) -> None:
+        """`chat`: whether the field holds messages, not a text."""
         self.has_field = False
         self.is_replaced = False
         """Whether a half of a surrogate pair became U+FFFD."""
         self._field = field
         self._value_bytes_max = value_bytes_max
         self._by_lines = True
-        self._whole = _text_decoder(field)
+        self._kind: Any = Conversation if chat else str
+        self._whole = _text_decoder(field, self._kind)
         self._raw = _raw_decoder(field)
         self._others: list[tuple[str, bool]] = []
         self._values = 0
@@ -103,12 +106,12 @@ class JsonDocuments:
     def _text_of(self, value: bytes | bytearray) -> bytes | None:
         """Return the text of an object; None without one, and for any other value."""
         try:
-            text: str = self._whole.decode(value).field
+            text = self._whole.decode(value).field
         except MALFORMED:
             return self._text_of_odd(value)
         self._objects += 1
         self.has_field = True
-        return text.encode()
+        return _encoded(text)
 
     def _text_of_odd(self, value: bytes | bytearray) -> bytes | None:
         found, is_replaced = self._object(value)
@@ -117,7 +120,7 @@ class JsonDocuments:
         self._objects += 1
         raw = found.field
         try:
-            text = msgspec.json.decode(raw, type=str) if raw else None
+            text = msgspec.json.decode(raw, type=self._kind) if raw else None
         except MALFORMED:
             text = None
         if text is None:
@@ -126,7 +129,7 @@ class JsonDocuments:
             return None
         self.has_field = True
         self.is_replaced |= is_replaced
-        return text.encode()
+        return _encoded(text)
 
     def _object(self, value: bytes | bytearray) -> tuple[Any, bool]:
         """Return an object with the JSON of its field, None for any other value; and whether a half of a surrogate pair
@@ -162,10 +165,15 @@ class JsonDocuments:
         return False
 
 
+def _encoded(text: str | list[FileMessage]) -> bytes:
+    return text.encode() if isinstance(text, str) else encode_conversation(text)
+
+
 @cache
-def _text_decoder(field: str) -> msgspec.json.Decoder[Any]:
-    """Return a decoder of objects whose field of that name, here `field`, is a string; others are passed over."""
-    return _decoder(field, ("field", str))
+def _text_decoder(field: str, kind: Any) -> msgspec.json.Decoder[Any]:
+    """Return a decoder of objects whose field of that name, here `field`, is a text or messages; others are passed
+    over."""
+    return _decoder(field, ("field", kind))
 
 
 @cache

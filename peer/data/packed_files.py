@@ -16,6 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
+import msgspec
+
+from peer.data.conversations import Conversation, encode_conversation
+from peer.decoding import MALFORMED
 from peer.errors import ConfigError
 
 GZIP: Final = ".gz"
@@ -89,10 +93,11 @@ def unpacking(file: BinaryIO, packing: str) -> Iterator[BinaryIO]:
         raise NoText(f"damaged {packing}")
 
 
-def rows_of(file: BinaryIO, field: str) -> Iterator[bytes | None]:
+def rows_of(file: BinaryIO, field: str, chat: bool = False) -> Iterator[bytes | None]:
     """Yield the column `field` of a Parquet file, a row at a time, None for one without. Raises NoText for a damaged
     file, NoField for one without such a column, ConfigError where pyarrow is missing. A column of bytes is text where
-    they are UTF-8: writers other than Arrow often do not mark their strings."""
+    they are UTF-8: writers other than Arrow often do not mark their strings. `chat`: the column holds lists of
+    messages, which are yielded in their JSON form."""
     arrow, parquet = _library("pyarrow", PARQUET), _library("pyarrow.parquet", PARQUET)
     try:
         table = parquet.ParquetFile(
@@ -104,6 +109,14 @@ def rows_of(file: BinaryIO, field: str) -> Iterator[bytes | None]:
         texts = (arrow.string(), arrow.large_string(), arrow.string_view())
         unmarked = (arrow.binary(), arrow.large_binary(), arrow.binary_view())
         columns = [(each.name, each.type, _stored_type(arrow, each.type)) for each in table.schema_arrow]
+        if chat:
+            lists = [name for name, kind, _ in columns if arrow.types.is_list(kind) or arrow.types.is_large_list(kind)]
+            if lists.count(field) != 1:
+                raise NoField(field, lists)
+            rows = _rows_at_once(table.metadata)
+            for batch in table.iter_batches(batch_size=rows, columns=[field], use_threads=False):
+                yield from map(_conversation, batch.column(batch.schema.get_field_index(field)))
+            return
         found = [(kind, stored) for name, kind, stored in columns if name == field and stored in texts + unmarked]
         if len(found) != 1:
             raise NoField(field, [name for name, _, stored in columns if stored in texts])
@@ -119,6 +132,14 @@ def rows_of(file: BinaryIO, field: str) -> Iterator[bytes | None]:
                 yield _if_text(content) if content is not None and stored in unmarked else content
     except (arrow.ArrowException, OSError) as error:
         raise NoText(f"damaged {PARQUET}") from error
+
+
+def _conversation(value: Any) -> bytes | None:
+    """Return the messages of a row in their JSON form; None where they are no messages."""
+    try:
+        return encode_conversation(msgspec.convert(value.as_py(), Conversation))
+    except MALFORMED:
+        return None
 
 
 def _rows_at_once(metadata: Any) -> int:

@@ -49,6 +49,7 @@ class TextCorpus:
     digest: bytes
     seq_len: int
     facts: CorpusFacts
+    has_marks = False
 
     @property
     def windows(self) -> int:

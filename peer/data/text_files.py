@@ -147,8 +147,9 @@ class TextReader:
         separator: bytes = EMPTY_LINE,
         field: str = TEXT,
         value_bytes_max: int = sys.maxsize,
+        chat: bool = False,
     ) -> None:
-        """`value_bytes_max`: of a JSON value."""
+        """`value_bytes_max`: of a JSON value. `chat`: the field holds messages; documents are their JSON forms."""
         self.text = bytearray()
         self.read_bytes = 0
         self.is_cut = False
@@ -167,6 +168,7 @@ class TextReader:
         self._separator = separator
         self._field = field
         self._value_bytes_max = value_bytes_max
+        self.chat = chat
         self._empty = "empty"
         self._file: BinaryIO | None = None
 
@@ -199,6 +201,8 @@ class TextReader:
                 yield from self._table(content)
             elif suffix in JSON_SUFFIXES:
                 yield from self._json(content, suffix)
+            elif self.chat:
+                raise NoText(f"{suffix} of text, without messages")
             else:
                 yield from self._decoded(content)
 
@@ -208,7 +212,7 @@ class TextReader:
 
     def _json(self, file: BinaryIO, suffix: str) -> Iterator[bytes]:
         """Yield the documents of a file. One that the limit cuts is left out."""
-        documents = JsonDocuments(self._field, self._value_bytes_max)
+        documents = JsonDocuments(self._field, self._value_bytes_max, self.chat)
         try:
             yield from documents.texts(self._decoded(file), lambda: self.is_cut)
         finally:
@@ -221,7 +225,7 @@ class TextReader:
     def _table(self, file: BinaryIO) -> Iterator[bytes]:
         """Yield a document for each row. The one that the limit cuts is left out."""
         try:
-            for row in rows_of(file, self._field):
+            for row in rows_of(file, self._field, self.chat):
                 self.has_field = True
                 if row is None:
                     self.lost[f"lines of {PARQUET} without a text"] += 1

@@ -18,12 +18,14 @@ import numpy.typing as npt
 from tokenizers import Tokenizer as HubTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
+from peer.data.conversations import MarkedText
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX, check_tokenizer
 from peer.decoding import told
 from peer.errors import ConfigError
 from peer.files import read_bounded
 
 Ids = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
+Marks = npt.NDArray[np.bool_]
 BYTES = "bytes"
 _PIECE_CHARACTERS = 1 << 16
 _BATCH_PIECES = 64
@@ -55,6 +57,10 @@ class Tokenizer(Protocol):
         """Yield the ids of each text by itself, in batches that use every core: memory does not grow with a text."""
         ...
 
+    def encode_marked(self, texts: Iterable[MarkedText]) -> Iterator[tuple[Ids, Marks]]:
+        """Yield the ids of each text by itself, and which of them count in the loss: those that begin in a span."""
+        ...
+
     def decode(self, ids: list[int]) -> str: ...
 
     def save(self, folder: Path) -> None:
@@ -77,6 +83,9 @@ class ByteTokenizer:
 
     def encode_texts(self, texts: Iterable[str]) -> Iterator[Ids]:
         return (self.encode_file(text.encode()) for text in texts)
+
+    def encode_marked(self, texts: Iterable[MarkedText]) -> Iterator[tuple[Ids, Marks]]:
+        raise ConfigError("bytes have no chat template: name the tokenizer of a chat model")
 
     def decode(self, ids: list[int]) -> str:
         return bytes(min(id, 255) for id in ids).decode(errors="replace")  # 255 is in no UTF-8: ids without a byte
@@ -126,6 +135,17 @@ class FileTokenizer:
                 if is_last:
                     yield np.concatenate(of_text) if len(of_text) > 1 else of_text[0]
                     of_text = []
+
+    def encode_marked(self, texts: Iterable[MarkedText]) -> Iterator[tuple[Ids, Marks]]:
+        for batch in _bounded(texts):
+            with _panics_as_errors():
+                encodings = self._tokenizer.encode_batch([each.text for each in batch], add_special_tokens=False)
+            for encoding, each in zip(encodings, batch, strict=True):
+                starts = np.array([start for start, _ in encoding.offsets], np.int64)
+                marks = np.zeros(len(starts), np.bool_)
+                for first, end in each.spans:
+                    marks |= (starts >= first) & (starts < end)
+                yield np.asarray(encoding.ids, dtype=np.int32), marks
 
     def decode(self, ids: list[int]) -> str:
         with _panics_as_errors():
@@ -190,6 +210,19 @@ def _batches(texts: Iterable[str]) -> Iterator[list[tuple[str, bool]]]:
             if size >= _BATCH_CHARACTERS:
                 yield batch
                 batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _bounded(texts: Iterable[MarkedText]) -> Iterator[list[MarkedText]]:
+    """Yield texts in lists of a bounded size."""
+    batch, size = list[MarkedText](), 0
+    for text in texts:
+        batch.append(text)
+        size += len(text.text)
+        if size >= _BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
     if batch:
         yield batch
 

@@ -23,6 +23,7 @@ from peer.footprint.workload import Recompute
 from peer.ipc.span import Span
 from peer.model.head_loss import head_losses
 from peer.model.layout import FlatLayout, TensorSlot, init_flat
+from peer.model.marks import ids_of
 from peer.model.rotary import rotary_table
 
 __all__ = [
@@ -150,6 +151,8 @@ class Decoder(nn.Module):
             raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to split it")
         self.config = config
         self.recompute: Recompute = "none"  # it changes no value but the last bits
+        self.marked = False
+        """Whether tokens have marks (`peer.model.marks`)."""
         with torch.device("meta"):  # shapes only: the storage is `flat`
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if first else None
             self.layers = nn.ModuleDict({str(index): Block(config) for index in span.blocks[:: config.shared_blocks]})
@@ -216,8 +219,12 @@ class Decoder(nn.Module):
     def losses(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, which has a gradient, and the losses (B, T) in nats a token, which have none,
         of `hidden` (B, T, C), as `hidden()` returned it, for targets (B, T). Logits exist a part at a time."""
-        total, losses = head_losses(hidden.flatten(0, 1), self.head, targets.flatten())
+        total, losses = head_losses(hidden.flatten(0, 1), self.head, targets.flatten(), marked=self.marked)
         return total, losses.view(targets.shape)
+
+    def inputs_of(self, tokens: Tensor) -> Tensor:
+        """Return the ids (B, T) that tokens (B, T+1) begin with."""
+        return ids_of(tokens[:, :-1]) if self.marked else tokens[:, :-1]
 
 
 def run_block(block: Callable[..., Tensor], recompute: Recompute, *inputs: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -32,19 +32,30 @@ class VocabularyPart:
 
 
 def head_losses(
-    hidden: Tensor, weight: Tensor, targets: Tensor, part: VocabularyPart | None = None
+    hidden: Tensor, weight: Tensor, targets: Tensor, part: VocabularyPart | None = None, marked: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the losses, which has a gradient, and the losses (N,) in nats, which have none. fp32.
 
     hidden (N, C), weight (V, C), targets (N,) int64. Products are in the type of autocast where it is on, all else is
     fp32. The sum's gradient may be taken once. With a `part` the losses are those of the whole vocabulary, and the
-    gradient of `hidden` is this part's share of it: the shares of all parts add up to it.
+    gradient of `hidden` is this part's share of it: the shares of all parts add up to it. `marked`: targets below 0
+    have no loss and no gradient (`peer.model.marks`).
     """
     kind = hidden.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
     with torch.autocast(kind, enabled=False):
-        total, losses = _HeadLoss.apply(hidden, weight, targets, dtype, torch.is_grad_enabled(), part)  # type: ignore[no-untyped-call]
+        way = _Way(dtype, torch.is_grad_enabled(), marked)
+        total, losses = _HeadLoss.apply(hidden, weight, targets, way, part)  # type: ignore[no-untyped-call]
     return total, losses
+
+
+class _Way(NamedTuple):
+    """How the losses are computed."""
+
+    dtype: torch.dtype
+    """Of the products."""
+    with_gradients: bool
+    marked: bool
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -54,10 +65,12 @@ class _HeadLoss(torch.autograd.Function):
         hidden: Tensor,
         weight: Tensor,
         targets: Tensor,
-        dtype: torch.dtype,
-        with_gradients: bool,
+        way: _Way,
         part: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor]:
+        dtype, with_gradients, marked = way
+        counts = targets >= 0 if marked else None
+        targets = targets.clamp(min=0) if marked else targets
         of_hidden = torch.empty_like(hidden) if with_gradients and ctx.needs_input_grad[0] else None
         of_weight = torch.zeros_like(weight) if with_gradients and ctx.needs_input_grad[1] else None
         narrow, losses = weight.to(dtype), torch.empty(len(hidden), dtype=weight.dtype, device=hidden.device)
@@ -71,11 +84,15 @@ class _HeadLoss(torch.autograd.Function):
                 losses[at] = -logs.gather(1, wanted)[:, 0]
             else:
                 logs, wanted, is_here = _cut_log_softmax(logits, targets[at, None], part, losses[at])
+            if counts is not None:
+                losses[at] *= counts[at]
             del logits
             if of_hidden is None and of_weight is None:
                 continue
             ones = torch.ones_like(wanted, dtype=logs.dtype) if is_here is None else is_here.to(logs.dtype)
             slope = logs.exp_().scatter_add_(1, wanted, -ones).to(dtype)
+            if counts is not None:
+                slope *= counts[at, None]
             if of_hidden is not None:
                 of_hidden[at] = slope @ narrow
             if of_weight is not None:
@@ -87,7 +104,7 @@ class _HeadLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *seeds: Tensor) -> tuple[Tensor | None, ...]:
         of_hidden, of_weight = (None if one is None else one.mul_(seeds[0]) for one in ctx.saved_tensors)
-        return of_hidden, of_weight, None, None, None, None
+        return of_hidden, of_weight, None, None, None
 
 
 def _cut_log_softmax(

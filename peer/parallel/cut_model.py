@@ -47,11 +47,12 @@ class CutLoss(SummedLoss):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        hidden, head = self.decoder.hidden(tokens[:, :-1]), self.decoder.head
+        hidden, head = self.decoder.hidden(self.decoder.inputs_of(tokens)), self.decoder.head
         assert isinstance(hidden, DTensor) and isinstance(head, DTensor)
         gathered = hidden.redistribute(placements=[Replicate()])
         whole = gathered.to_local(grad_placements=[Partial()])  # each rank knows its rows' share of the gradient
-        total, _ = head_losses(whole.flatten(0, 1), head.to_local(), tokens[:, 1:].flatten(), self._part)
+        targets, marked = tokens[:, 1:].flatten(), self.decoder.marked
+        total, _ = head_losses(whole.flatten(0, 1), head.to_local(), targets, self._part, marked)
         return total.clone()  # FSDP warns of a view
 
 

@@ -16,7 +16,7 @@ class SummedLoss(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the negative log-likelihood in nats of tokens (B, T+1), summed over all but the first of each."""
-        total, _ = self.decoder.losses(self.decoder.hidden(tokens[:, :-1]), tokens[:, 1:])
+        total, _ = self.decoder.losses(self.decoder.hidden(self.decoder.inputs_of(tokens)), tokens[:, 1:])
         return total.clone()  # FSDP warns of a view
 
 

@@ -14,6 +14,7 @@ from peer.config import ModelConfig
 from peer.footprint.workload import Recompute
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout
+from peer.model.marks import counted
 from peer.parallel.loss import SummedLoss
 from peer.parallel.pieces import LocalPieces
 from peer.parallel.ranks import Ranks
@@ -58,6 +59,10 @@ class RankModel:
     def recompute(self, recompute: Recompute) -> None:
         self._loss.decoder.recompute = recompute
 
+    def take_marks(self) -> None:
+        """Take tokens that do not count in the loss (`peer.model.marks`)."""
+        self._loss.decoder.marked = True
+
     def add_up(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
         """Leave what this rank knows of the gradient in `gradient`; return its share of the mean loss in nats a token
         of tokens (B, T+1). A rank has at most `rows_at_once` sequences on its device at a time. All ranks must call it
@@ -92,7 +97,8 @@ class RankModel:
         batches = self.ranks.layout.batches
         mine = tokens[self.ranks.batch_rank :: batches]
         most = -(-len(tokens) // batches)
-        weight = 1 / (tokens.shape[0] * (tokens.shape[1] - 1))
+        count = counted(tokens) if self._loss.decoder.marked else tokens.shape[0] * (tokens.shape[1] - 1)
+        weight = 1 / max(1, count)
         for first in range(0, most, rows_at_once or most):
             rows = mine[first : first + (rows_at_once or most)]
             yield (rows, weight) if len(rows) else (tokens[:1], 0.0)

@@ -62,6 +62,8 @@ class TrainWorker:
         self._batch = first.batch if load.rank == 0 and load.corpus.pages is not None else self._corpus.batch
         self._group = ExitStack()  # never left: the end of the process ends it
         self._trainer, self._saved = self._one_of_several(device) if load.layout.size > 1 else self._alone(device)
+        if self._corpus.has_marks:
+            self._trainer.take_marks()
         self._trainer.on_smaller = self._tell_smaller
         self._has_local = False  # whether trainer.local holds weights to continue from
         self._idle_s = 0.0  # the time without a command since the last inner run
@@ -156,7 +158,7 @@ class TrainWorker:
                 self._link.emit(
                     InnerStep(
                         step=step,
-                        loss=None if outcome.skipped else round(outcome.loss, 4),
+                        loss=round(outcome.loss, 4) if outcome.counts and not outcome.skipped else None,
                         lr=learning_rate(self._load.inner, step),
                         tokens_per_s=round((so_far.tokens - reported_tokens) / (now - reported_at), 1),
                         skipped=so_far.skipped,

@@ -215,7 +215,8 @@ def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
     if not path:
         return [name for name in sections if name != "pretrained"]
     section = sections.get(path[0])
-    return list(section.__struct_fields__) if section is not None else []
+    names = section.__struct_fields__ if section is not None else ()
+    return [name for name in names if (*path, name) not in _REFUSED]  # which only a manifest has
 
 
 def _choices(path: tuple[str, ...], method: str) -> list[str]:

@@ -39,6 +39,17 @@ _TOKEN_CHARS_MAX: Final = 64
 @click.option("--seq-len", type=click.IntRange(1, 1 << 20), required=True, help="Tokens that a sample predicts.")
 @click.option("--out", type=click.Path(path_type=Path, file_okay=False), required=True, help="Folder for the data set.")
 @click.option("--text-field", default="", help="The field of JSON objects, or column, with the text.  [default: text]")
+@click.option(
+    "--chat",
+    is_flag=True,
+    help="The field holds messages, a list of objects with role and content: only answers count in the loss.",
+)
+@click.option(
+    "--chat-template",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="With --chat: the template of conversations.  [default: that beside the tokenizer]",
+)
 @click.option("--end-of-text", help="The special token after each document.  [default: the one it is known by]")
 @click.option("--seed", type=click.IntRange(0, (1 << 53) - 1), default=0, show_default=True, help="Of the order.")
 @click.option(
@@ -53,6 +64,8 @@ def build(
     seq_len: int,
     out: Path,
     text_field: str,
+    chat: bool,
+    chat_template: Path | None,
     end_of_text: str | None,
     seed: int,
     held_out: float,
@@ -70,7 +83,10 @@ def build(
     from peer.data.tokenizer import BYTES
     from peer.worker.building.build import DataBuild, find_text, run_build
 
+    if chat_template is not None and not chat:
+        raise ConfigError("--chat-template is of conversations: give --chat, too, or leave it out")
     content, name = _tokenizer(tokenizer)
+    template, bos, eos = _template(tokenizer, chat_template) if chat else ("", "", "")
     found = find_text([_root(file) for file in files])
     plan = BuildPlan(
         files=found.files,
@@ -83,6 +99,9 @@ def build(
         validation_share=held_out,
         license=license_,
         source=source,
+        chat_template=template,
+        bos=bos,
+        eos=eos,
         buckets=bucket_count(found.files, name),
         flush_bytes=FLUSH_BYTES,
     )
@@ -144,6 +163,25 @@ def _tokenizer(named: str) -> tuple[bytes, str]:
             f'{path} cannot be read ({error.strerror}): give --tokenizer "bytes" or the path of a tokenizer.json'
         ) from error
     return content, blake3(content).hexdigest()
+
+
+def _template(tokenizer: str, named: Path | None) -> tuple[str, str, str]:
+    """Return the chat template, and the tokens that it knows as bos and eos. It is run in the worker alone."""
+    from peer.data.tokenizer import BYTES
+    from peer.model.chat_templates import chosen_by_rule, read_template_file, read_templates
+    from peer.model.special_tokens import read_special_tokens
+    from swarm.run.hub_models import located
+    from swarm.run.tokenizer import FILE
+
+    if tokenizer == BYTES:
+        raise ConfigError('with --chat the tokenizer "bytes" has no chat template: name the tokenizer of a chat model')
+    path = located(tokenizer, FILE)
+    folder = path if path.is_dir() else path.parent
+    tokens = read_special_tokens(folder)
+    source = read_template_file(named) if named else chosen_by_rule(read_templates(folder, tokens.chat_template))[0]
+    if not source:
+        raise ConfigError(f"{folder} has no chat template: name one with --chat-template FILE")
+    return source, tokens.bos, tokens.eos
 
 
 def _root(named: str) -> Path:

@@ -52,6 +52,8 @@ def show(folder: Path, samples: str | None, run_seed: int, as_json: bool) -> Non
         "tokenizer": index.tokenizer,
         "tokenizers": index.tokenizers,
         "end_of_text": index.end_of_text,
+        "masked": index.masked,
+        "chat_template": index.chat_template,
         "seed": index.seed,
         "validation_share": index.validation_share,
         "license": index.license,

@@ -5,13 +5,21 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from peer.figures import quoted, several, size_text
 
 if TYPE_CHECKING:
     from peer.data.building.gathering import GatheredText
     from peer.data.pages.index import PageIndex, PagePart
+
+
+_MARKED: Final = "of conversations, of which answers alone count in the loss, by the template"
+_HOW: Final = {
+    "tags": "the template's tags",
+    "compared": "comparing the text with and without each answer",
+    "last answer": "their last answer alone, as the template changes what is before",
+}
 
 
 def index_lines(folder: Path, index: PageIndex) -> list[str]:
@@ -25,6 +33,7 @@ def index_lines(folder: Path, index: PageIndex) -> list[str]:
         f"tokenizer  {tokenizer}",
         f"tokens     {index.vocab_size:,} ids in {index.dtype}, {index.seq_len + 1:,} in a window",
         f"           {ended} after each document",
+        *([f"           {_MARKED} {index.chat_template[:16]}"] if index.masked else []),
         f"on disk    {size_text(index.size_bytes)} in {quoted(folder)}",
         f"license    {index.license or '-'}",
         f"source     {index.source or '-'}",
@@ -57,6 +66,9 @@ def result_lines(folder: Path, index: PageIndex, found: GatheredText, skipped: C
 
     texts = Texts(skipped=skipped + Counter(found.skipped))
     lines = [*index_lines(folder, index), f"skipped    {texts.skipped_text()}"]
+    if found.marked:
+        how = ", ".join(f"{count:,} by {_HOW[how]}" for how, count in sorted(found.marked.items()) if how in _HOW)
+        lines.append(f"answers    {found.counted:,} of {found.tokens:,} tokens count in the loss; conversations: {how}")
     if found.replaced:
         lines.append(f"replaced   invalid characters in {several(found.replaced, 'file')}, by U+FFFD")
     if found.unreadable_files:

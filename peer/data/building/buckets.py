@@ -23,7 +23,9 @@ from peer.data.building.documents import ROW_BYTES_MAX
 RECORD: Final = np.dtype([("key", ">u8", 4), ("tokens", "<u4"), ("text_bytes", "<u4")])
 _HEAD: Final = struct.Struct("<4sIQ32s")  # mark, documents, bytes of ids, hash
 _RECORD: Final = struct.Struct("<32sII")
-_MARK: Final = b"BKT1"
+_HEAD_MARK: Final = b"BKT1"
+MARK: Final = 1 << 31
+"""The bit of an id of 4 bytes that counts in the loss."""
 
 
 class BucketWriter:
@@ -79,7 +81,7 @@ class BucketWriter:
             for piece in ids:
                 digest.update(piece)
             with bucket_path(self._folder, number).open("ab") as file:
-                file.write(_HEAD.pack(_MARK, len(table), ids_bytes, digest.digest()))
+                file.write(_HEAD.pack(_HEAD_MARK, len(table), ids_bytes, digest.digest()))
                 file.write(body)
                 file.writelines(ids)
             self.sizes[number] += _HEAD.size + len(body) + ids_bytes
@@ -113,10 +115,12 @@ def bucket_path(folder: Path, number: int) -> Path:
     return folder / f"bucket-{number:03}"
 
 
-def read_bucket(folder: Path, number: int, count: int, size_bytes: int, vocab_size: int) -> Bucket:
-    """Map a bucket of `count`, which must have `size_bytes` and ids below `vocab_size`. Raises ValueError for any other
-    content, OSError."""
-    id_bytes = 2 if vocab_size <= 1 << 16 else 4
+def read_bucket(
+    folder: Path, number: int, count: int, size_bytes: int, vocab_size: int, marked: bool = False
+) -> Bucket:
+    """Map a bucket of `count`, which must have `size_bytes` and ids below `vocab_size`. `marked`: each id has 4 bytes
+    and `MARK` where it counts in the loss. Raises ValueError for any other content, OSError."""
+    id_bytes = 2 if vocab_size <= 1 << 16 and not marked else 4
     path = bucket_path(folder, number)
     content: mmap.mmap | bytes = b""
     if size_bytes:
@@ -126,7 +130,7 @@ def read_bucket(folder: Path, number: int, count: int, size_bytes: int, vocab_si
             content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     tables, starts, at = [np.empty(0, RECORD)], [np.empty(0, np.int64)], 0
     while at < size_bytes:
-        table, start = _block(content, at, vocab_size, id_bytes)
+        table, start = _block(content, at, vocab_size, id_bytes, MARK if marked else 0)
         sizes = table["tokens"].astype(np.int64) * id_bytes
         tables.append(table)
         starts.append(start + np.cumsum(sizes) - sizes)
@@ -147,15 +151,17 @@ def read_bucket(folder: Path, number: int, count: int, size_bytes: int, vocab_si
     )
 
 
-def _block(content: mmap.mmap | bytes, at: int, vocab_size: int, id_bytes: int) -> tuple[npt.NDArray[np.void], int]:
+def _block(
+    content: mmap.mmap | bytes, at: int, vocab_size: int, id_bytes: int, mark: int
+) -> tuple[npt.NDArray[np.void], int]:
     """Return the records of a block, checked, and where its ids begin."""
     view = memoryview(content)
     body = at + _HEAD.size
     if body > len(view):
         raise ValueError("its last block is cut")
-    mark, documents, ids_bytes, digest = _HEAD.unpack(view[at:body])
+    head, documents, ids_bytes, digest = _HEAD.unpack(view[at:body])
     start = body + documents * RECORD.itemsize
-    if mark != _MARK or start + ids_bytes > len(view):
+    if head != _HEAD_MARK or start + ids_bytes > len(view):
         raise ValueError("a block has no head")
     if blake3(view[body : start + ids_bytes]).digest() != digest:
         raise ValueError("a block's hash is another")
@@ -165,6 +171,6 @@ def _block(content: mmap.mmap | bytes, at: int, vocab_size: int, id_bytes: int) 
     if len(table) and int(table["text_bytes"].max()) > ROW_BYTES_MAX:
         raise ValueError("a document is too long")
     ids = np.frombuffer(view[start : start + ids_bytes], f"<u{id_bytes}")
-    if ids.size and int(ids.max()) >= vocab_size:
+    if ids.size and int((ids & ~np.uint32(mark) if mark else ids).max()) >= vocab_size:
         raise ValueError("an id is not in the vocabulary")
     return table, start

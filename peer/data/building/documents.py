@@ -42,6 +42,9 @@ def held_out_end(share: float) -> int:
 
 def documents_of(reader: TextReader, path: Path) -> Iterator[bytes]:
     """Yield the documents of a file, UTF-8, none empty. Raises as `TextReader.pieces`."""
+    if reader.chat:
+        yield from reader.pieces(path)
+        return
     if holds_one_text(path):
         yield from _cut(reader.pieces(path), TEXT_BYTES_MAX)
         return

@@ -18,15 +18,19 @@ from typing import Annotated, Final
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from peer.bounds import Number, Text
 from peer.data.building.buckets import BucketWriter, read_bucket
-from peer.data.building.documents import VALUE_BYTES_MAX, DocumentKeys, documents_of
+from peer.data.building.documents import ROW_BYTES_MAX, VALUE_BYTES_MAX, DocumentKeys, documents_of
+from peer.data.building.marking import marked_text
 from peer.data.building.plan import BUCKETS_MAX, BuildPlan, read_note, write_note
+from peer.data.chat_template import ChatTemplateCode
+from peer.data.conversations import MarkedText, decode_conversation
 from peer.data.packed_files import NoText
 from peer.data.pages.index import dtype_of
 from peer.data.text_files import EMPTY_LINE, TextReader
-from peer.data.tokenizer import Tokenizer
+from peer.data.tokenizer import Ids, Tokenizer
 from peer.errors import ConfigError
 from peer.plain_text import plain
 
@@ -40,6 +44,7 @@ _FIELD_CHARS_MAX: Final = 24
 _EMPTY: Final = "empty"
 _BOOT: Final = Path("/proc/sys/kernel/random/boot_id")
 _AHEAD: Final = 3
+_KINDS_MAX: Final = 100
 _CHUNK_BYTES: Final = 1 << 20
 _LOOK_S: Final = 1.0
 
@@ -60,6 +65,10 @@ class GatheredText(msgspec.Struct, kw_only=True):
     unreadable: Annotated[list[Annotated[str, msgspec.Meta(max_length=1000)]], msgspec.Meta(max_length=NAMES_MAX)] = []
     """The first files that could not be read, each with the reason."""
     unreadable_files: Number = 0
+    counted: Number = 0
+    """Of the tokens: those that count in the loss, of conversations."""
+    marked: Annotated[dict[Text, Number], msgspec.Meta(max_length=8)] = {}
+    """Conversations by how it was found what of them counts."""
     replaced: Number = 0
     """Files with invalid characters, which are U+FFFD in their text."""
     has_field: bool = False
@@ -122,14 +131,18 @@ class Gathering:
         if self._journal.is_done:
             return found
         found.vocab_size, found.end_of_text = self.tokenizer.vocab_size, end
-        for ids in self.tokenizer.encode_texts(self._texts()):
+        kind = np.dtype("<u4") if self.plan.is_chat else kind
+        mark = mark.astype(kind)
+        for ids, text_bytes in self._encoded():
             self._take_ends()
             document = self._ahead.popleft()
             assert isinstance(document, _Document)
-            self._writer.add(document.key, len(document.text), ids.astype(kind).tobytes(), mark.tobytes())
             self._journal.document += 1
+            if self.plan.is_chat and not len(ids):  # nothing of it counts
+                continue
+            self._writer.add(document.key, text_bytes or len(document.text), ids.astype(kind).tobytes(), mark.tobytes())
             found.documents += 1
-            found.text_bytes += len(document.text)
+            found.text_bytes += text_bytes or len(document.text)
             found.tokens += len(ids) + len(mark)
             if self._writer.buffered_bytes >= self.plan.flush_bytes:
                 self._note(kind.itemsize)
@@ -137,6 +150,43 @@ class Gathering:
         self._journal.is_done = True
         self._note(kind.itemsize)
         return found
+
+    def _encoded(self) -> Iterator[tuple[Ids | npt.NDArray[np.uint32], int]]:
+        """Yield the ids of each document, with `MARK` on those that count where not all do, and the bytes of the text
+        that was made of a conversation, 0 for a document that is its own text. Of a conversation that cannot be trained
+        on there are no ids."""
+        if not self.plan.is_chat:
+            for ids in self.tokenizer.encode_texts(self._texts()):
+                yield ids, 0
+            return
+        made = deque[MarkedText]()
+        for ids, counts in self.tokenizer.encode_marked(self._marked(made)):
+            text = made.popleft()
+            found = self._journal.gathered
+            if not counts.any():
+                reason = "of which nothing counts" if text.text else text.how
+                kind = plain(f"conversations {reason}", 100)
+                if kind in found.skipped or len(found.skipped) < _KINDS_MAX:
+                    found.skipped[kind] = found.skipped.get(kind, 0) + 1
+                yield ids[:0], 0
+                continue
+            found.counted += int(counts.sum())
+            found.marked[text.how] = found.marked.get(text.how, 0) + 1
+            yield ids.astype(np.uint32) | (counts.astype(np.uint32) << 31), len(text.text.encode())
+
+    def _marked(self, made: deque[MarkedText]) -> Iterator[MarkedText]:
+        """Yield the texts of conversations, which are put into `made` as well; an empty one for a conversation that
+        cannot be trained on."""
+        code = ChatTemplateCode(self.plan.chat_template, self.plan.bos, self.plan.eos)
+        for encoded in self._texts():
+            try:
+                text = marked_text(code, decode_conversation(encoded.encode()))
+                if len(text.text.encode()) > ROW_BYTES_MAX:
+                    raise ValueError(f"of more than {ROW_BYTES_MAX >> 20} MiB")
+            except ValueError as reason:
+                text = MarkedText("", (), str(reason))
+            made.append(text)
+            yield text
 
     def _open(self) -> None:
         path, count = self.folder / JOURNAL, self.plan.buckets
@@ -156,7 +206,7 @@ class Gathering:
         sizes, vocab_size = found.gathered.sizes, found.gathered.vocab_size
         try:
             for number, size_bytes in enumerate(sizes):
-                read_bucket(self.folder / BUCKETS, number, len(sizes), size_bytes, vocab_size)
+                read_bucket(self.folder / BUCKETS, number, len(sizes), size_bytes, vocab_size, self.plan.is_chat)
         except ValueError:
             return False
         return True
@@ -178,7 +228,7 @@ class Gathering:
         behind = sum(file.size_bytes for file in self.plan.files[:first])
         for number, file in enumerate(self.plan.files[first:], first):
             path, count, refusal = Path(os.fsdecode(file.path)), 0, ""
-            reader = TextReader(field=self.plan.field, value_bytes_max=VALUE_BYTES_MAX)
+            reader = TextReader(field=self.plan.field, value_bytes_max=VALUE_BYTES_MAX, chat=self.plan.is_chat)
             try:
                 for text in documents_of(reader, path):
                     count += 1

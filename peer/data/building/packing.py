@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Annotated, Final
 
 import msgspec
+import numpy as np
 from blake3 import blake3
 
 from peer.bounds import HASH_BYTES, Hash, Number
-from peer.data.building.buckets import Bucket, bucket_path, read_bucket
+from peer.config import TOKENS_MAX
+from peer.data.building.buckets import MARK, Bucket, bucket_path, read_bucket
 from peer.data.building.documents import held_out_end
 from peer.data.building.gathering import GatheredText
 from peer.data.building.plan import BuildPlan, replace_file, write_note
@@ -28,6 +30,7 @@ from peer.files import fsync_path
 
 PAGES_FILE: Final = re.compile(r"(train|held-out)-\d{5}\.pages")
 _COPY_BYTES: Final = 4 << 20
+_PENDING_MAX: Final = 4 * (TOKENS_MAX + 1)
 
 
 class PartNote(msgspec.Struct, kw_only=True):
@@ -40,6 +43,8 @@ class PartNote(msgspec.Struct, kw_only=True):
     """Of the bytes after them."""
     documents: Number = 0
     text_bytes: Number = 0
+    pending: Annotated[bytes, msgspec.Meta(max_length=_PENDING_MAX)] = b""
+    """Ids with marks, 4 bytes each, that do not make a window yet."""
 
 
 class PackingNote(msgspec.Struct, kw_only=True):
@@ -169,10 +174,12 @@ class Packing:
         sizes = gathered.sizes
         for number in range(self.note.bucket, len(sizes)):
             try:
-                bucket = read_bucket(self.buckets, number, len(sizes), sizes[number], gathered.vocab_size)
+                bucket = read_bucket(
+                    self.buckets, number, len(sizes), sizes[number], gathered.vocab_size, self.plan.is_chat
+                )
             except (ValueError, FileNotFoundError) as error:
                 raise self._changed(f"{bucket_path(self.buckets, number).name}: {error}") from error
-            self._pack(bucket, draft.row_bytes)
+            self._pack(bucket, draft)
             del bucket
             self._train.sync()
             self._held_out.sync()
@@ -182,20 +189,19 @@ class Packing:
             self.progress(sum(sizes[: number + 1]), sum(sizes))
         return self._finish(draft)
 
-    def _pack(self, bucket: Bucket, row_bytes: int) -> None:
+    def _pack(self, bucket: Bucket, draft: PageIndex) -> None:
         """Append a bucket's documents: those held out are the first of all."""
         end = held_out_end(self.plan.validation_share)
         held = int((bucket.firsts < end).sum()) if end < 1 << 64 else len(bucket.firsts)
-        id_bytes = row_bytes // (self.plan.seq_len + 1)
-        missing = row_bytes - self.note.held_out.size_bytes - int(bucket.tokens[:held].sum()) * id_bytes
+        missing = draft.seq_len + 1 - _tokens(draft, self.note.held_out) - int(bucket.tokens[:held].sum())
         while missing > 0 and held < len(bucket.firsts):
-            missing -= int(bucket.tokens[held]) * id_bytes
+            missing -= int(bucket.tokens[held])
             held += 1
-        self._append(self._held_out, bucket, 0, held)
-        self._append(self._train, bucket, held, len(bucket.firsts))
+        self._append(self._held_out, bucket, 0, held, draft)
+        self._append(self._train, bucket, held, len(bucket.firsts), draft)
 
     @staticmethod
-    def _append(writer: PartWriter, bucket: Bucket, first: int, last: int) -> None:
+    def _append(writer: PartWriter, bucket: Bucket, first: int, last: int, draft: PageIndex) -> None:
         writer.note.documents += last - first
         writer.note.text_bytes += int(bucket.text_bytes[first:last].sum())
         tokens = bucket.tokens.tolist()
@@ -204,7 +210,8 @@ class Packing:
             while stop < last and count < _COPY_BYTES:
                 count += tokens[stop]
                 stop += 1
-            writer.write(bucket.ids(first, stop))
+            ids = bucket.ids(first, stop)
+            writer.write(_rows(draft, writer.note, ids) if draft.masked else ids)
             first = stop
 
     def _finish(self, draft: PageIndex) -> PageIndex:
@@ -212,7 +219,7 @@ class Packing:
             for name, writer in (("to train on", self._train), ("held out", self._held_out)):
                 size_bytes = writer.note.size_bytes
                 if size_bytes < draft.row_bytes:
-                    tokens = size_bytes // (draft.row_bytes // (self.plan.seq_len + 1))
+                    tokens = _tokens(draft, writer.note)
                     raise ConfigError(
                         f"there are {tokens} tokens {name}, and a window takes {self.plan.seq_len + 1}: add text, lower"
                         " --seq-len, or change --held-out"
@@ -233,3 +240,22 @@ class Packing:
         return CheckpointError(
             f"the unfinished build in {self.out} was changed ({what}): delete that folder, and build again"
         )
+
+
+def _tokens(draft: PageIndex, note: PartNote) -> int:
+    """Return the tokens of a part so far."""
+    if draft.masked:
+        return note.size_bytes // draft.row_bytes * (draft.seq_len + 1) + len(note.pending) // 4
+    return note.size_bytes // np.dtype(draft.dtype).itemsize
+
+
+def _rows(draft: PageIndex, note: PartNote, ids: bytes) -> bytes:
+    """Return the whole windows that these ids with marks make after those that are pending; the rest is then."""
+    tokens = np.frombuffer(note.pending + ids, "<u4")
+    rows = len(tokens) // (draft.seq_len + 1)
+    whole = rows * (draft.seq_len + 1)
+    note.pending = tokens[whole:].tobytes()
+    table = tokens[:whole].reshape(rows, draft.seq_len + 1)
+    plain = (table & ~np.uint32(MARK)).astype(np.dtype(draft.dtype).newbyteorder("<"))
+    bits = np.packbits(table >= MARK, axis=1, bitorder="little")
+    return bytes(np.concatenate([plain.view(np.uint8).reshape(rows, -1), bits], axis=1))

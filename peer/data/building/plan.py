@@ -13,6 +13,7 @@ import msgspec
 from blake3 import blake3
 
 from peer.bounds import HASH_BYTES, Number
+from peer.data.conversations import MESSAGES
 from peer.data.folder_files import FoundFile
 from peer.data.packed_files import RATIO, TEXT, is_packed
 from peer.data.pages.index import Line, PageIndex, PagePart, dtype_of
@@ -54,6 +55,11 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
     validation_share: float = 0.05
     license: Line = ""
     source: Line = ""
+    chat_template: str = ""
+    """Of conversations, whose answers alone count in the loss; "" for texts, all of which counts."""
+    bos: str = ""
+    """The token of that name in the template, as `eos`."""
+    eos: str = ""
     buckets: Annotated[int, msgspec.Meta(ge=1, le=BUCKETS_MAX)] = 1
     """A power of two."""
     flush_bytes: Number = FLUSH_BYTES
@@ -61,8 +67,13 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def field(self) -> str:
-        """The name of the field with the text."""
-        return self.text_field or TEXT
+        """The name of the field with the text, or with the messages."""
+        return self.text_field or (MESSAGES if self.is_chat else TEXT)
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether documents are conversations."""
+        return bool(self.chat_template)
 
     @property
     def size_bytes(self) -> int:
@@ -82,6 +93,8 @@ class BuildPlan(msgspec.Struct, frozen=True, kw_only=True):
             seq_len=self.seq_len,
             vocab_size=vocab_size,
             dtype=dtype_of(vocab_size),
+            masked=self.is_chat,
+            chat_template=blake3(self.chat_template.encode()).hexdigest() if self.is_chat else "",
             tokenizer=self.tokenizer,
             tokenizers=self.tokenizers,
             end_of_text=end_of_text,

@@ -48,6 +48,11 @@ class PagedCorpus:
         self._places = places
 
     @property
+    def has_marks(self) -> bool:
+        """Whether some tokens do not count in the loss: a batch holds such a token as -1 - id."""
+        return self.index.masked
+
+    @property
     def windows(self) -> int:
         """The number of samples in one epoch."""
         return self.index.train.windows
@@ -75,9 +80,12 @@ class PagedCorpus:
     def _tensor(self, rows: Iterable[tuple[int, int]]) -> Tensor:
         data = b"".join(self._row(page, row) for page, row in rows)
         try:
-            return torch.from_numpy(self.index.ids(data).astype(np.int64))
+            ids = self.index.ids(data).astype(np.int64)
         except ValueError as error:
             raise ConfigError(f"the data set cannot be trained on, since {error}: build it again") from error
+        if self.index.masked:
+            ids = np.where(self.index.marks(data), ids, -1 - ids)
+        return torch.from_numpy(ids)
 
     def _row(self, page: int, row: int) -> bytes:
         size_bytes = self.index.row_bytes

@@ -66,6 +66,8 @@ class PageIndex(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     seed: Number = 0
     """Of the documents' order."""
     validation_share: float
+    chat_template: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")] = ""
+    """Of a data set of conversations: the hex blake3 of the template that wrote them."""
     license: Line = ""
     source: Line = ""
     """Where the text is from."""
@@ -81,6 +83,8 @@ class PageIndex(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         for text in (self.tokenizers, self.end_of_text, self.license, self.source):
             if not text.isprintable():
                 raise ValueError(f"the text {text!a} is not printable: leave out control characters")
+        if self.masked != bool(self.chat_template):
+            raise ValueError("masked and chat_template do not belong together")
         if self.row_bytes > PAGE_BYTES_MAX:
             raise ValueError(f"seq_len is {self.seq_len}: a window must fit into a page of {PAGE_BYTES_MAX} bytes")
         for name, part in (("train", self.train), ("held_out", self.held_out)):
@@ -140,6 +144,12 @@ class PageIndex(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         if ids.size and int(ids.max()) >= self.vocab_size:
             raise ValueError(f"id {ids.max()} is not in the vocabulary of {self.vocab_size}")
         return ids
+
+    def marks(self, rows: bytes | bytearray | memoryview) -> npt.NDArray[np.bool_]:
+        """Return which token of whole windows counts in the loss, (n, seq_len + 1); of a data set with a mask."""
+        table = np.frombuffer(rows, np.uint8).reshape(-1, self.row_bytes)
+        width = (self.seq_len + 1) * np.dtype(self.dtype).itemsize
+        return np.unpackbits(table[:, width:], axis=1, count=self.seq_len + 1, bitorder="little").astype(np.bool_)
 
     @property
     def config(self) -> PagesConfig:

@@ -17,7 +17,6 @@ from peer.data.building.out_folder import OutFolder, Start
 from peer.data.building.packing import Packing, PackingNote
 from peer.data.building.plan import BuildPlan, PlannedFile, planned, unwritable_out, write_note
 from peer.data.folder_files import TOOL_FOLDERS, TextSource, find_files
-from peer.data.packed_files import TEXT
 from peer.data.pages.folder import TOKENIZER, BuiltPages
 from peer.data.pages.index import PageIndex
 from peer.data.text_files import TEXT_SUFFIXES, Texts
@@ -161,10 +160,11 @@ def no_documents(build: DataBuild, found: GatheredText) -> str:
     names = ", ".join(str(root) for root in build.roots[:3]) + (", ..." if len(build.roots) > 3 else "")
     skipped = Texts(skipped=Counter(found.skipped)).skipped_text()
     remedy = f"name files with one of the suffixes {' '.join(sorted(TEXT_SUFFIXES))}, also with .gz or .zst"
+    held = "messages" if build.plan.is_chat else "text"
     if found.other_fields and not found.has_field:
         fields = ", ".join(map(repr, found.other_fields))
         return (
-            f"no JSON or .parquet file in {names} has text in a field {build.plan.text_field or TEXT!r} (skipped"
+            f"no JSON or .parquet file in {names} has {held} in a field {build.plan.field!r} (skipped"
             f" {skipped}): give --text-field one of {fields}"
         )
     return f"{names} holds no text (skipped {skipped}): {remedy}"

@@ -125,6 +125,8 @@ def test_another_set_of_files_starts_over(peer: Peer, tmp_path: Path, texts: Pat
         (("{texts}", "--out", "{tmp}/out", "--held-out", "0.9"), "--held-out 0.9 "),
         (("{texts}", "--out", ""), "--out is empty: write its value"),
         (("{texts}", "--out", "{tmp}/out", "--seq-len", "1048577"), "--seq-len 1048577 "),
+        (("{texts}", "--out", "{tmp}/out", "--chat"), 'the tokenizer "bytes" has no chat template'),
+        (("{texts}", "--out", "{tmp}/out", "--chat-template", "t"), "--chat-template is of conversations: give --chat"),
         (("org/name", "--out", "{tmp}/out"), "org/name is no file or folder here, and cannot be fetched from the Hub"),
     ],
 )
@@ -166,6 +168,27 @@ def test_a_full_disk_is_one_sentence(peer: Peer, tmp_path: Path, texts: Path, mo
     monkeypatch.setattr("peer.data.building.packing.replace_file", full)
     ended = peer("data", "build", texts, "--tokenizer", "bytes", *OPTIONS, "--out", tmp_path / "out")
     assert "index.msgpack (No space left on device): free some space" in said(ended, 5)
+
+
+def test_conversations_are_written_by_the_template_beside_the_tokenizer(peer: Peer, tmp_path: Path) -> None:
+    tokenizer = small_tokenizer(tmp_path)
+    talk = [{"role": "user", "content": "the old barn"}, {"role": "assistant", "content": "the new barn"}]
+    (tmp_path / "talks.jsonl").write_text("\n".join(json.dumps({"messages": talk, "n": n}) for n in range(40)))
+    command = ("data", "build", tmp_path / "talks.jsonl", "--tokenizer", tokenizer, "--chat", *OPTIONS)
+    assert "has no chat template: name one with --chat-template FILE" in said(
+        peer(*command, "--out", tmp_path / "a"), 2
+    )
+    template = (
+        "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}[assistant] "
+    )
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": template + "{% endif %}"}))
+    done = peer(*command, "--out", tmp_path / "a")
+    assert done.code == 0, done.stderr
+    assert "conversations: 40 by comparing the text with and without each answer" in done.stdout
+    assert "answers alone count in the loss, by the template" in peer("data", "show", tmp_path / "a").stdout
+    (tmp_path / "other.jinja").write_text("{{ nothing.at.all }}")
+    odd = peer(*command, "--out", tmp_path / "b", "--chat-template", tmp_path / "other.jinja")
+    assert "conversations 'nothing' is undefined" in said(odd, 2)
 
 
 def test_words_that_are_no_command(peer: Peer) -> None:

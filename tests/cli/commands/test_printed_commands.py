@@ -142,6 +142,8 @@ def test_every_command_that_the_program_prints_has_these_options() -> None:
             if name == "help" or name.isupper() or name.startswith("-"):
                 continue
             command = group.get_command(click.Context(group), name)
+            if isinstance(command, click.Group) and rest and not rest[0].startswith("--"):
+                command, rest = command.get_command(click.Context(command), rest[0]), rest[1:]
             assert command is not None, (path, words)
             known = {option for parameter in command.params for option in parameter.opts}
             assert {word for word in rest if word.startswith("--")} <= known | {"--help"}, (path, words)

@@ -121,3 +121,25 @@ def test_a_vocabulary_that_is_cut_gives_the_same_loss_and_gradients() -> None:
     exact = reference(hidden, weight, targets)
     assert torch.equal(losses, others) and distance(losses, exact[0]) < 1e-6
     assert distance(of_hidden + of_hidden_too, exact[1]) < 1e-6 and distance(torch.cat([low, high]), exact[2]) < 1e-6
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_targets_with_a_mark_have_no_loss_and_no_gradient(device: str) -> None:
+    hidden, weight, targets = inputs(device)
+    counts = torch.rand(TOKENS, generator=torch.Generator().manual_seed(8)).to(device) < 0.4
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    total, losses = head_losses(hidden, weight, torch.where(counts, targets, -1 - targets), marked=True)
+    total.backward()
+    exact_hidden, exact_weight = (one.detach().double().requires_grad_() for one in (hidden, weight))
+    wanted = torch.where(counts, targets, -100)
+    exact = F.cross_entropy(exact_hidden @ exact_weight.T, wanted, reduction="none", ignore_index=-100)
+    exact.sum().backward()
+    assert not losses[~counts].any() and distance(losses, exact.detach()) < 1e-6
+    for mine, theirs in ((hidden, exact_hidden), (weight, exact_weight)):
+        assert mine.grad is not None and theirs.grad is not None
+        assert distance(mine.grad, theirs.grad) < 1e-6
+    everything = torch.ones_like(counts)
+    for marked in (False, True):  # without a mark the two are the same bits
+        again = head_losses(hidden.detach(), weight.detach(), torch.where(everything, targets, -1), marked=marked)
+        assert torch.equal(again[1], head_losses(hidden.detach(), weight.detach(), targets)[1])

@@ -97,12 +97,14 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, data: Path) 
     assert index.vocab_size == 300
     with pytest.raises(ConfigError, match="has ids below 300 and the model only 256"):
         with_data_set(run_of(), tmp_path / "large")
-    masked = msgspec.structs.replace(index, masked=True, vocab_size=256)
+    masked = msgspec.structs.replace(index, masked=True, chat_template="0" * 64, vocab_size=256)
     (tmp_path / "large" / "index.msgpack").write_bytes(encode_index(masked))
     for name, size in (("train", 5), ("held-out", 4)):
         (tmp_path / "large" / f"{name}-00000.pages").write_bytes(bytes(size * masked.row_bytes))
-    with pytest.raises(ConfigError, match="says which tokens count in the loss"):
-        with_data_set(run_of(), tmp_path / "large")
+    text = with_settings(template(), "data", {"source": "pages", "seq_len": SEQ_LEN})
+    cut = with_settings(text, "model", {"tie_embeddings": False}) + "\n[pipeline]\nstages = 2\n"
+    with pytest.raises(ConfigError, match="of which the stages of a pipeline do not know"):
+        with_data_set(parse_run_config(cut), tmp_path / "large")
     with pytest.raises(ConfigError, match="trains on no data set"):
         open_data_set(data, None)
 

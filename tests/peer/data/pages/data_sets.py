@@ -19,11 +19,19 @@ def ids_of(windows: int, seq_len: int, vocab_size: int, seed: int) -> np.ndarray
     return np.random.default_rng(seed).integers(0, vocab_size, (windows, seq_len + 1), dtype=kind)
 
 
-def write_part(folder: Path, name: str, ids: np.ndarray) -> PagePart:
-    """Write the files of one part, and return it."""
-    a_page = PAGE_BYTES // (ids.shape[1] * ids.itemsize)
-    pages = [ids[at : at + a_page].astype(ids.dtype.newbyteorder("<")).tobytes() for at in range(0, len(ids), a_page)]
-    a_file = (256 << 20) // (a_page * ids.shape[1] * ids.itemsize)
+def marks_of(ids: np.ndarray, share: float) -> np.ndarray:
+    """Return which of the ids count in the loss, about that share of them."""
+    return np.random.default_rng(17).random(ids.shape) < share
+
+
+def write_part(folder: Path, name: str, ids: np.ndarray, marks: np.ndarray | None = None) -> PagePart:
+    """Write the files of one part, and return it. `marks`: which ids count in the loss, of the same shape."""
+    rows = ids.astype(ids.dtype.newbyteorder("<")).view(np.uint8)
+    if marks is not None:
+        rows = np.concatenate([rows, np.packbits(marks, axis=1, bitorder="little")], axis=1)
+    a_page = PAGE_BYTES // rows.shape[1]
+    pages = [rows[at : at + a_page].tobytes() for at in range(0, len(ids), a_page)]
+    a_file = (256 << 20) // (a_page * rows.shape[1])
     for at in range(0, len(pages), a_file):
         (folder / f"{name}-{at // a_file:05}.pages").write_bytes(b"".join(pages[at : at + a_file]))
     hashes = b"".join(blake3(page).digest() for page in pages)
@@ -31,19 +39,33 @@ def write_part(folder: Path, name: str, ids: np.ndarray) -> PagePart:
 
 
 def write_data_set(
-    folder: Path, *, seq_len: int, windows: int, held_out: int = 4, vocab_size: int = 256, seed: int = 1
+    folder: Path,
+    *,
+    seq_len: int,
+    windows: int,
+    held_out: int = 4,
+    vocab_size: int = 256,
+    seed: int = 1,
+    counting: float | None = None,
 ) -> tuple[PageIndex, np.ndarray, np.ndarray]:
-    """Write a data set of random ids; return its index, and the windows to train on and those held out."""
+    """Write a data set of random ids; return its index, and the windows to train on and those held out. `counting`:
+    the share of ids that count in the loss, None for all, without marks; they are those of `marks_of`, below 16."""
     folder.mkdir(parents=True, exist_ok=True)
     train, rest = (ids_of(n, seq_len, vocab_size, seed + at) for at, n in enumerate((windows, held_out)))
+    marks = [None if counting is None else marks_of(one, counting) for one in (train, rest)]
+    for ids, counts in zip((train, rest), marks, strict=True):
+        if counts is not None:
+            ids[counts] %= 16
     index = PageIndex(
         seq_len=seq_len,
         vocab_size=vocab_size,
         dtype="uint16" if vocab_size <= 1 << 16 else "uint32",
         tokenizer="bytes",
+        masked=counting is not None,
+        chat_template="" if counting is None else "0" * 64,
         validation_share=0.05,
-        train=write_part(folder, "train", train),
-        held_out=write_part(folder, "held-out", rest),
+        train=write_part(folder, "train", train, marks[0]),
+        held_out=write_part(folder, "held-out", rest, marks[1]),
     )
     (folder / "index.msgpack").write_bytes(msgspec.msgpack.encode(index))
     return index, train, rest

@@ -17,7 +17,7 @@ from peer.data.pages.corpus import PagedCorpus, pages_of, place_of
 from peer.data.pages.folder import BuiltPages, fault_of, read_page
 from peer.data.pages.index import PAGE_BYTES_MAX, PageIndex, encode_index, read_index
 from peer.errors import ConfigError
-from tests.peer.data.pages.data_sets import write_data_set
+from tests.peer.data.pages.data_sets import marks_of, write_data_set
 
 SEQ_LEN = 4095  # 512 windows a page: 8 KiB each
 A_PAGE = 512
@@ -260,3 +260,15 @@ def test_the_first_samples_are_told_once_with_the_hash_of_their_tokens(
     for wrong in ("", "5", "5-5", "9-3", "a-b", "0-99999999"):
         with pytest.raises(ValueError):
             first_samples.parse_ranges(wrong)
+
+
+def test_a_token_that_does_not_count_in_the_loss_is_given_with_a_mark(tmp_path: Path) -> None:
+    index, train, _ = write_data_set(tmp_path, seq_len=20, windows=12, counting=0.3)  # 21 bits: not whole bytes
+    assert index.row_bytes == 21 * 2 + 3
+    corpus = corpus_of(BuiltPages.open(tmp_path))
+    assert corpus.has_marks
+    rows = [place_of(index, number, 4)[1] for number in range(12)]
+    wanted = np.where(marks_of(train, 0.3), train.astype(np.int64), -1 - train.astype(np.int64))[rows]
+    assert (corpus.batch([*range(12)], 4).numpy() == wanted).all()
+    with pytest.raises(ValueError, match="do not belong together"):
+        msgspec.structs.replace(index, chat_template="")
