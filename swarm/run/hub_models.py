@@ -16,6 +16,9 @@ from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import ConfigError, ResourceError
 
 TOKENIZER: Final = "tokenizer.json"
+CHAT: Final = "tokenizer_config.json"
+"""As a suffix: this file, and the others that a chat template may be in."""
+_CHAT_FILES: Final = (CHAT, "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 _ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _WEIGHTS: Final = ".safetensors"
 _TIMEOUT_S: Final = 30.0
@@ -61,15 +64,7 @@ def _cached(name: str, suffix: str) -> Path | None:
 
 def _downloaded(name: str, suffix: str) -> Path:
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
-    failures: tuple[type[Exception], ...] = (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        OSError,
-        *client_errors(),
-    )
     try:
         found = HfApi().model_info(name, files_metadata=True, timeout=_TIMEOUT_S)
         files = {file.rfilename: file.size or 0 for file in found.siblings or () if _is_wanted(file, suffix)}
@@ -86,7 +81,7 @@ def _downloaded(name: str, suffix: str) -> Path:
                 " HF_HOME to another disk"
             )
         return Path(snapshot_download(name, revision=found.sha, allow_patterns=list(files)))
-    except failures as error:
+    except hub_failures() as error:
         raise ConfigError(
             f"{name} is no folder here, not in the Hugging Face cache of this machine, and cannot be downloaded"
             f" ({type(error).__name__}): correct it, or fetch it where there is a network, with `hf download {name}`"
@@ -100,7 +95,16 @@ def _is_wanted(file: Any, suffix: str) -> bool:
         return False
     if name.endswith(_WEIGHTS):
         return suffix == _WEIGHTS
+    if name in _CHAT_FILES and suffix in (CHAT, _WEIGHTS):
+        return size <= TOKENIZER_BYTES_MAX
     return name.endswith(".json") and size <= TOKENIZER_BYTES_MAX and (suffix == _WEIGHTS or name == suffix)
+
+
+def hub_failures() -> tuple[type[Exception], ...]:
+    """Return what fetching from the Hub raises."""
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    return (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, *client_errors())
 
 
 def client_errors() -> tuple[type[Exception], ...]:

@@ -170,12 +170,11 @@ def _template(tokenizer: str, named: Path | None) -> tuple[str, str, str]:
     from peer.data.tokenizer import BYTES
     from peer.model.chat_templates import chosen_by_rule, read_template_file, read_templates
     from peer.model.special_tokens import read_special_tokens
-    from swarm.run.hub_models import located
-    from swarm.run.tokenizer import FILE
+    from swarm.run.hub_models import CHAT, located
 
     if tokenizer == BYTES:
         raise ConfigError('with --chat the tokenizer "bytes" has no chat template: name the tokenizer of a chat model')
-    path = located(tokenizer, FILE)
+    path = located(tokenizer, CHAT)
     folder = path if path.is_dir() else path.parent
     tokens = read_special_tokens(folder)
     source = read_template_file(named) if named else chosen_by_rule(read_templates(folder, tokens.chat_template))[0]

@@ -15,19 +15,11 @@ def fetched(name: str) -> Path:
     """Return the folder with the text files of the data set with that id. Raises ConfigError without a network or such
     a data set, ResourceError if the disk is too small."""
     from huggingface_hub import HfApi, constants, snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     from peer.data.packed_files import suffixes_of
     from peer.data.text_files import TEXT_SUFFIXES
-    from swarm.run.hub_models import client_errors
+    from swarm.run.hub_models import hub_failures
 
-    failures: tuple[type[Exception], ...] = (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        OSError,
-        *client_errors(),
-    )
     try:
         found = HfApi().dataset_info(name, files_metadata=True, timeout=_TIMEOUT_S)
         files = {
@@ -49,7 +41,7 @@ def fetched(name: str) -> Path:
             )
         patterns = [*files]
         return Path(snapshot_download(name, repo_type="dataset", revision=found.sha, allow_patterns=patterns))
-    except failures as error:
+    except hub_failures() as error:
         raise ConfigError(
             f"{name} is no file or folder here, and cannot be fetched from the Hub ({type(error).__name__}): correct"
             f" it, or fetch it where there is a network, with `hf download --repo-type dataset {name}`, and name its"

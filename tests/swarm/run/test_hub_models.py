@@ -11,13 +11,19 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
+from cli.commands.data.hub_texts import fetched
 from peer.errors import ConfigError, ResourceError
-from swarm.run.hub_models import expanded, located
+from swarm.run.hub_models import CHAT, expanded, located
 
 SHA = "0" * 39 + "1"
 FILES = {
     "config.json": b"{}",
     "tokenizer.json": b'{"version": "1.0"}',
+    "tokenizer_config.json": b'{"eos_token": "</s>"}',
+    "chat_template.jinja": b"{{ messages }}",
+    "README.md": b"# about it",
+    "data/train.jsonl": b'{"text": "the old barn"}',
+    "data/picture.png": b"pixels",
     "model.safetensors": b"weights",
     "modeling_evil.py": b"import os",
     "pytorch_model.bin": b"pickle",
@@ -46,7 +52,7 @@ class Hub(BaseHTTPRequestHandler):
         if f"/tree/{SHA}" in path:
             listed = [{"type": "file", "path": file, "size": len(FILES[file]), "oid": SHA} for file in FILES]
             self._send(200, json.dumps(listed).encode())
-        elif path.startswith("/api/models/people/"):
+        elif path.startswith(("/api/models/people/", "/api/datasets/people/")):
             size = 1 << 60 if "/large" in path else None
             files = [{"rfilename": file, "size": size or len(content)} for file, content in FILES.items()]
             content = json.dumps({"id": "people/model", "sha": SHA, "siblings": files}).encode()
@@ -84,7 +90,8 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ThreadingHT
 
 def test_a_model_is_fetched_once_and_nothing_that_runs(hub: ThreadingHTTPServer) -> None:
     folder = located("people/model")
-    assert {path.name for path in folder.iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
+    wanted = {"config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "model.safetensors"}
+    assert {path.name for path in folder.iterdir()} == wanted
     assert (folder / "model.safetensors").read_bytes() == b"weights"
     asked = len(ASKED)
     assert located("people/model") == folder and len(ASKED) == asked, "it is in the cache"
@@ -94,6 +101,21 @@ def test_of_a_tokenizer_only_its_file_is_fetched(hub: ThreadingHTTPServer) -> No
     folder = located("people/model", "tokenizer.json")
     assert [path.name for path in folder.iterdir()] == ["tokenizer.json"]
     assert (located("people/model") / "model.safetensors").exists(), "a tokenizer in the cache is no checkpoint"
+
+
+def test_of_a_chat_template_the_files_that_it_may_be_in_are_fetched(hub: ThreadingHTTPServer) -> None:
+    folder = located("people/model", CHAT)
+    assert {path.name for path in folder.iterdir()} == {"tokenizer_config.json", "chat_template.jinja"}
+
+
+def test_of_a_data_set_the_texts_are_fetched(hub: ThreadingHTTPServer) -> None:
+    folder = fetched("people/texts")
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert "data/train.jsonl" in files and not files & {"README.md", "data/picture.png", "model.safetensors"}
+    with pytest.raises(ResourceError, match=r"people/large has .* GB of text"):
+        fetched("people/large")
+    with pytest.raises(ConfigError, match="is no file or folder here, and cannot be fetched from the Hub"):
+        fetched("nobody/texts")
 
 
 def test_what_cannot_be_had_is_one_sentence(hub: ThreadingHTTPServer, monkeypatch: pytest.MonkeyPatch) -> None:
