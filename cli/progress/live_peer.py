@@ -1,4 +1,4 @@
-"""The facts that a live view has of one process: those of its record, and those that only its own machine hears."""
+"""What a live view shows of one process: its record in the DHT, and events that it emits on this machine only."""
 
 from __future__ import annotations
 

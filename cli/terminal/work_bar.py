@@ -33,7 +33,7 @@ class WorkShown:
         return min(1.0, self.done_bytes / self.of_bytes) if self.of_bytes else 1.0
 
     def set(self, done_bytes: int, of_bytes: int) -> None:
-        """Take in how far it is. What is done at the first call has been done before."""
+        """Note the bytes done so far. The rate leaves out those of the first call: an earlier process did them."""
         self.done_bytes, self.of_bytes = done_bytes, of_bytes
         if self._first is None:
             self._first, self._began = done_bytes, time.monotonic()

@@ -9,7 +9,7 @@ from peer.figures import several, size_text
 
 
 class CacheShrunk(Happening, frozen=True):
-    """The disk is full: the cache of pages keeps what it has room for."""
+    """The disk is full: the cache of pages may not grow beyond `limit_bytes`."""
 
     limit_bytes: int
 

@@ -13,7 +13,7 @@ from peer.catalogue.pages import HoldersUnread, PagesKept
 from peer.errors import BarnraiseError
 from peer.events import EventLog
 from peer.notifier import Notifier
-from swarm.pages.holdings import HOLDINGS, HolderView, HoldingsRecord, PageRanges, holdings_key
+from swarm.pages.holdings import HOLDINGS, HolderView, HoldingsRecord, PageRanges, Reputation, holdings_key
 from swarm.run.gate import Gate
 
 TTL_S: Final = 45.0
@@ -29,8 +29,7 @@ class PageHolders:
 
     def __init__(self, node: Node, gate: Gate, run_id: str, me: str, events: EventLog) -> None:
         self.me = me
-        self.liars = set[str]()
-        """Peers that sent other bytes than they should: their records are not believed."""
+        self.reputation = Reputation()
         self._node, self._gate, self._key, self._events = node, gate, holdings_key(run_id), events
         self._held: Callable[[], Collection[int]] = tuple
         self._told: PagesKept | None = None
@@ -68,7 +67,7 @@ class PageHolders:
         record = HoldingsRecord(at=time.time(), kept=kept, credential=self._gate.chain)
         await self._node.put(HOLDINGS, self._key, record, TTL_S)
         found = await self._node.get(HOLDINGS, self._key)
-        believed = {peer: entry.value for peer, entry in found.items() if peer not in self.liars}
+        believed = {peer: entry.value for peer, entry in found.items() if self.reputation.believes(peer)}
         view.learn(believed | {self.me: record})
         rare = int((view.counts < SAFE_HOLDERS).sum())
         told = PagesKept(pages=len(held), total=view.ranges.pages, ranges=view.ranges.count, rare=rare)

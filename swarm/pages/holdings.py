@@ -16,12 +16,15 @@ import numpy.typing as npt
 
 from dht.records import Schema
 from peer.bounds import UnixTime
+from peer.net.backoff import Backoff
 from swarm.membership.member_record import CREDENTIAL_BYTES_MAX, vouched
 from swarm.run.credentials import Chain
 from swarm.run.gate import Gate
 
 RANGES_MAX: Final = 2048
 _RECORD_BYTES_MAX: Final = 400
+DOUBT_S: Final = 10.0  # by then it has published what it gave up
+DOUBT_MAX_S: Final = 1800.0
 
 Flags = npt.NDArray[np.uint8]
 
@@ -92,6 +95,20 @@ class PageRanges:
         """Return whether each range is kept, (count,) of 0 and 1; bits beyond the last range are ignored."""
         whole = kept.ljust(-(-self.count // 8), b"\0")  # of no bytes at all NumPy makes flags of any value
         return np.unpackbits(np.frombuffer(whole, np.uint8), count=self.count, bitorder="little")
+
+
+@dataclass
+class Reputation:
+    """What this peer has seen of those whose records say that they keep pages."""
+
+    liars: set[str] = field(default_factory=set)
+    """They sent other bytes than they should."""
+    doubted: Backoff = field(default_factory=lambda: Backoff(DOUBT_S, DOUBT_MAX_S))
+    """They did not give a page that they said they keep, twice in a row: the first one they may just have given up."""
+
+    def believes(self, peer: str) -> bool:
+        """Whether a record of this peer counts."""
+        return peer not in self.liars and not self.doubted.paused(peer)
 
 
 @dataclass

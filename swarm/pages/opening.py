@@ -48,7 +48,7 @@ async def open_samples(context: PeerContext) -> AsyncIterator[SampleSupply]:
     def of_page(page: int) -> Sequence[str]:
         return holders.view.holders(page) if holders.view is not None else ()
 
-    fetcher = PageFetcher(host, wanted, of_page, [manifest.authority], holders.liars)
+    fetcher = PageFetcher(host, wanted, of_page, [manifest.authority], holders.reputation)
     mirror = Mirror(context.config.data_url, wanted) if context.config.data_url else None
     built = await trio.to_thread.run_sync(named_pages, context.config, wanted)
     encoded = await _index(context, wanted, fetcher, mirror, built)

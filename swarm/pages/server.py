@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 
-from peer import faults
 from peer.data.pages.library import PageLibrary
 from peer.errors import ProtocolViolation
 from peer.net.rpc import Buffer, Call, Rpc
@@ -12,13 +13,19 @@ from swarm.pages.chunks import INDEX_CHUNK, PAGE_CHUNK
 from swarm.state.messages import AskChunk, StateReply
 from swarm.state.upload_limits import UploadSlots
 
+LEAVING_MAX: Final = 8
+"""Pages on their way at a time: 13 s of a link of 20 Mbit/s, and who asks awaits a page for 30 s at first."""
+LEAVING_S: Final = 30.0
+"""A page that has been leaving for so long is not read by the peer that asked, and does not count any more."""
+BUSY_S: Final = 2.0
+
 
 def serve_pages(rpc: Rpc, index: bytes, library: PageLibrary, slots: UploadSlots) -> None:
     """Answer those who ask for chunks of the data set, within `slots`. `index`: its index, as encoded."""
     root, pages = bytes.fromhex(library.wanted.root), library.index.pages
+    leaving = dict[object, float]()  # since when
 
     async def chunk(call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
-        faults.reach("during_page_transfer", call.body.index)
         if call.body.state_hash != root:
             return StateReply("gone")
         page = call.body.index - 1
@@ -32,8 +39,17 @@ def serve_pages(rpc: Rpc, index: bytes, library: PageLibrary, slots: UploadSlots
             if data is None:
                 return StateReply("gone")
         assert data is not None
-        pin = await slots.acquire(call.peer, len(data))
+        place, now = object(), trio.current_time()
+        if sum(now - since < LEAVING_S for since in tuple(leaving.values())) >= LEAVING_MAX:
+            return StateReply("busy", BUSY_S)
+
+        def left() -> None:
+            leaving.pop(place, None)
+
+        leaving[place] = now
+        pin = await slots.acquire(call.peer, len(data), left)
         if isinstance(pin, float):
+            left()
             return StateReply("busy", pin)
         pin += data
         return StateReply("here"), pin

@@ -84,6 +84,8 @@ class KnownChunks:
 
     tree: ChunkTree
     method: Method[AskChunk, StateReply]
+    usual_s: float | None = None
+    """The seconds that such a chunk took before."""
 
 
 class ChunkFetch:
@@ -111,7 +113,7 @@ class ChunkFetch:
         self._scheduler_made = trio.Event()
         self._tells, self._what = (True, "the state") if known is None else (False, "it")
         if known is not None:
-            self._schedule(known.tree, set())
+            self._schedule(known.tree, set(), known.usual_s)
         self._failure: NetworkError | ResourceError | None = None
         self._scope = trio.CancelScope()
         self.donors: dict[str, Donor] = {}
@@ -236,10 +238,10 @@ class ChunkFetch:
         else:
             await self._scheduler_made.wait()
 
-    def _schedule(self, tree: ChunkTree, intact: set[int]) -> None:
+    def _schedule(self, tree: ChunkTree, intact: set[int], usual_s: float | None = None) -> None:
         self._tree = tree
         self.resumed_bytes = sum(end - start for start, end in map(tree.span, intact))
-        self._scheduler = ChunkScheduler(tree, self._part.chunks - intact)
+        self._scheduler = ChunkScheduler(tree, self._part.chunks - intact, usual_s=usual_s)
         self._scheduler_made.set()
 
     async def _ask_chunks(self, donor: Donor, scheduler: ChunkScheduler, all_calls: trio.CancelScope) -> None:

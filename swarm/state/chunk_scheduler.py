@@ -103,9 +103,16 @@ class Ask:
 
 
 class ChunkScheduler:
-    """Assigns the `missing` chunks of `tree` to donors. `finished` is set when all have arrived."""
+    """Assigns the `missing` chunks of `tree` to donors. `finished` is set when all have arrived. `usual_s`: the seconds
+    that a chunk took in fetches before this one."""
 
-    def __init__(self, tree: ChunkTree, missing: Iterable[int], clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(
+        self,
+        tree: ChunkTree,
+        missing: Iterable[int],
+        clock: Callable[[], float] = trio.current_time,
+        usual_s: float | None = None,
+    ) -> None:
         self.tree = tree
         self.finished = trio.Event()
         self.changed = Notifier()
@@ -115,7 +122,7 @@ class ChunkScheduler:
         self._total = len(self._waiting)
         self._asked: dict[int, list[Ask]] = {}
         self._opened_at = clock()
-        self._typical_s: float | None = None
+        self._typical_s = usual_s
         self._finish_if_done()
 
     def take(self, donor: Donor, donors: Iterable[Donor]) -> Ask | None:
@@ -174,10 +181,7 @@ class ChunkScheduler:
 
     def _overdue(self, donor: Donor) -> int | None:
         """Return the chunk longest under way, if that is unusually long and `donor` is not asked for it already."""
-        if self._typical_s is None:
-            timeout = _HEDGE_FIRST_S
-        else:
-            timeout = min(max(2 * self._typical_s, _HEDGE_MIN_S), _HEDGE_MAX_S)
+        timeout = overdue_s(self._typical_s)
         now = self._clock()
         late = [
             (asks[0].since, index)
@@ -189,6 +193,11 @@ class ChunkScheduler:
     def _finish_if_done(self) -> None:
         if not self._waiting and not self._asked:
             self.finished.set()
+
+
+def overdue_s(typical_s: float | None) -> float:
+    """Return the seconds after which a chunk is asked for a second time. `typical_s`: what one takes, if known."""
+    return _HEDGE_FIRST_S if typical_s is None else min(max(2 * typical_s, _HEDGE_MIN_S), _HEDGE_MAX_S)
 
 
 def _smooth(old: float | None, new: float) -> float:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--samples", metavar="A-B,...", help="Print the hash of these samples of a run, as its peers tell it.")
+@click.option("--samples", metavar="A-B,...", help="Print the hash of these samples; peers tell it in samples_hashed.")
 @click.option("--run-seed", type=click.IntRange(0), default=0, show_default=True, help="With --samples: [run] seed.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(folder: Path, samples: str | None, run_seed: int, as_json: bool) -> None:

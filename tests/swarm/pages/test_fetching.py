@@ -21,7 +21,8 @@ from peer.net.host import Host
 from peer.net.rpc import Buffer, Call
 from swarm.pages.chunks import PAGE_CHUNK
 from swarm.pages.fetching import PageFetcher
-from swarm.pages.server import serve_pages
+from swarm.pages.holdings import Reputation
+from swarm.pages.server import LEAVING_MAX, serve_pages
 from swarm.state.messages import AskChunk, StateReply
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 from tests.peer.data.pages.data_sets import write_data_set
@@ -66,7 +67,7 @@ def odd(host: Host, answer: Handler) -> Host:
 
 def fetcher_of(me: Host, built: BuiltPages, holders: Sequence[Host], last_resort: Sequence[Host] = ()) -> PageFetcher:
     names = [host.peer_id for host in holders]
-    return PageFetcher(me, built.index.config, lambda page: names, [host.peer_id for host in last_resort], set())
+    return PageFetcher(me, built.index.config, lambda page: names, [host.peer_id for host in last_resort], Reputation())
 
 
 def page_of(built: BuiltPages, page: int) -> bytes:
@@ -111,8 +112,49 @@ async def test_a_liar_is_refused_penalized_and_not_asked_again(built: BuiltPages
                 assert await fetcher.fetch_page(built.index, 0) == page_of(built, 0)
             for page in range(PAGES):
                 assert await fetcher.fetch_page(built.index, page) == page_of(built, page)
-        assert len(asked) == 1 and fetcher.liars == {liar.peer_id}
+        assert len(asked) == 1 and fetcher.reputation.liars == {liar.peer_id}
         assert [event.fields["peer"] for event in told if event.name == "peer_penalized"] == [liar.peer_id]
+
+
+async def test_a_slow_holder_is_awaited_once_it_is_known_how_long_pages_take(built: BuiltPages) -> None:
+    asked = list[int]()
+
+    async def slow(call: Call[AskChunk]) -> tuple[StateReply, Buffer]:
+        await trio.sleep(2.0)
+        return StateReply("here"), page_of(built, call.body.index - 1)
+
+    async def counted(call: Call[AskChunk]) -> StateReply:
+        asked.append(call.body.index)
+        return StateReply("gone")
+
+    async with hosts(3) as (me, holder, coordinator):
+        fetcher = fetcher_of(me, built, [odd(holder, slow)], [odd(coordinator, counted)])
+        await fetcher.fetch_page(built.index, 0)
+        assert asked, "how long a page takes was not known"
+        asked.clear()
+        await fetcher.fetch_page(built.index, 1)
+        assert not asked
+
+
+async def test_pages_leave_a_few_at_a_time(built: BuiltPages) -> None:
+    """A start of many peers: a page that shares the link with all others would come after its deadline."""
+    library, slots = library_of(built), UploadSlots(SnapshotLimits(rate=1e6, wait_max_s=1e3))
+    async with hosts(LEAVING_MAX + 3) as (donor, *others):
+        serve_pages(donor.rpc, encode_index(built.index), library, slots)
+        answers = list[StateReply]()
+        root = bytes.fromhex(built.index.config.root)
+
+        async def ask(other: Host) -> None:
+            other.book.add(donor.peer_id, donor.addresses)
+            answers.append((await other.rpc.call(donor.peer_id, PAGE_CHUNK, AskChunk(root, 1), timeout_s=60.0)).body)
+            if len(answers) == 2:
+                nursery.cancel_scope.cancel()
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for other in others:
+                    nursery.start_soon(ask, other)
+        assert "busy" in [answer.outcome for answer in answers]
 
 
 async def test_a_mute_holder_costs_a_moment_once(built: BuiltPages) -> None:
@@ -171,7 +213,10 @@ async def test_a_record_that_is_out_of_date_leads_to_the_last_resort(built: Buil
         library = PageLibrary(built.index, empty, None)
         serve_pages(holder.rpc, encode_index(built.index), library, UploadSlots(SnapshotLimits()))
         fetcher = fetcher_of(me, built, [holder], [honest(coordinator, built)])
-        assert await fetcher.fetch_page(built.index, 0) == page_of(built, 0)
+        for page in range(2):
+            assert fetcher.reputation.believes(holder.peer_id), "it may just have given that page up"
+            assert await fetcher.fetch_page(built.index, page) == page_of(built, page)
+        assert not fetcher.reputation.believes(holder.peer_id)
 
 
 async def test_without_a_holder_there_is_one_sentence(built: BuiltPages) -> None:
@@ -189,7 +234,7 @@ async def test_an_index_from_a_liar_is_refused(built: BuiltPages) -> None:
     async with hosts(3) as (me, liar, donor):
         fetcher = fetcher_of(me, built, [], [odd(liar, lie)])
         assert await fetcher.fetch_index([honest(donor, built).peer_id]) == encode_index(built.index)
-        assert fetcher.liars == {liar.peer_id}
+        assert fetcher.reputation.liars == {liar.peer_id}
 
 
 async def test_a_page_with_its_hash_and_ids_beyond_the_vocabulary_is_not_trained_on(tmp_path: Path) -> None:
@@ -204,7 +249,7 @@ async def test_a_page_with_its_hash_and_ids_beyond_the_vocabulary_is_not_trained
         fetcher = fetcher_of(me, built, [odd(donor, answer)])
         with pytest.raises(ConfigError, match="is not in the vocabulary of 256: no peer can train on it"):
             await fetcher.fetch_page(built.index, 0)
-        assert not fetcher.liars, "its sender is not to blame"
+        assert not fetcher.reputation.liars, "its sender is not to blame"
 
 
 async def test_nonsense_is_refused_and_another_data_set_is_not_served(built: BuiltPages) -> None:
