@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
@@ -17,7 +18,7 @@ from tests.swarm.support.swarm_harness import Swarm, open_swarm
 pytestmark = [pytest.mark.process, pytest.mark.soak]
 PAGES = 24
 FAULTS = {"liar": "garble", "mute": "stop", "leaver": "kill"}
-NEWCOMERS_MAX = 8
+VISITS_MAX = 30
 ROUNDS = 5  # after the last of the faults
 
 
@@ -27,8 +28,8 @@ def all_have_failed(swarm: Swarm) -> bool:
     return found and swarm.peers["mute"].is_stopped and not swarm.peers["leaver"].alive
 
 
-async def has_pages(peer: PeerProcess) -> None:
-    await peer.wait_for("pages_kept", lambda fields: fields["pages"] > 0)
+async def has_pages(peer: PeerProcess, since: int = 0) -> None:
+    await peer.wait_for("pages_kept", lambda fields: fields["pages"] > 1, since)
 
 
 async def test_no_bad_page_is_used_and_no_round_is_lost(tmp_path: Path) -> None:
@@ -41,13 +42,18 @@ async def test_no_bad_page_is_used_and_no_round_is_lost(tmp_path: Path) -> None:
         faulty = [swarm.join(name, fault=f"{fault}:answer/pages.chunk:0") for name, fault in FAULTS.items()]
         for peer in faulty:
             await has_pages(peer)
-        for number in count(len(honest)):  # each asks holders that are drawn at random
+        newcomer = swarm.join("newcomer")
+        await has_pages(newcomer)
+        for _ in range(VISITS_MAX):  # each time it asks holders that are drawn at random
             if all_have_failed(swarm):
                 break
-            assert number < NEWCOMERS_MAX, "nobody asked the faulty holders"
-            honest.append(swarm.join(f"p{number}"))
-            await has_pages(honest[-1])
-            await swarm.committed(max(peer.round for peer in honest) + 1, *honest)
+            newcomer.interrupt()
+            await newcomer.wait_exit()
+            rmtree(newcomer.home / "pages")
+            since = newcomer.mark()
+            swarm.restart(newcomer)
+            await has_pages(newcomer, since)
+        assert all_have_failed(swarm), "no peer asked the faulty holders"
         await swarm.committed(max(peer.round for peer in honest) + ROUNDS, *honest)
         for peer in honest:
             assert not peer.all("page_missing") and not peer.all("round_discarded"), peer.transcript()
