@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any, Final
 
 from benchmarks.common.markdown import percent, table
@@ -21,22 +21,27 @@ GPU_FLOPS: Final = 0.4 * 165e12
 """Of an RTX 4090: 165 TFLOP/s of bf16 products that add in fp32 by its data sheet, 40 % of them reached."""
 STEP_TOKENS: Final = 16_384
 """Of an inner step: 8 sequences of 2,048 tokens."""
-LOSS_ROWS: Final = {  # of convergence.json, by method of the grid
-    "fp32": "DiLoCo H={steps} fp32",
-    "int8": "DiLoCo H={steps} int8",
-    "int4": "DiLoCo H={steps} 4-bit",
-    "two_bit": "DiLoCo H={steps} two_bit",
-    "streaming int4": "streaming H={steps} alpha 0 4-bit",
+LOSS_GROUP: Final = "links"
+LOSS_ROWS: Final = {  # of that group in convergence.json, by method of the grid
+    "fp32": "fp32 H={steps}",
+    "int8": "int8 H={steps}",
+    "int4": "int4 H={steps}",
+    "two_bit": "two_bit H={steps}",
+    "streaming int4": "streaming H={steps}",
 }
+LOSS_STEPS: Final = {8: 8, 32: 32, 125: 120, 500: 480}
+"""The H of the convergence test that stands for one of the grid."""
 
 
 def loss_of(method: str, steps: int, file: Path = RESULTS / "convergence.json") -> float | None:
-    """Return the held-out loss of that method and H, if convergence.json has a row of it."""
+    """Return the held-out loss of that method and H, the mean of its seeds, if convergence.json has a cell of it and
+    none has diverged."""
     if method not in LOSS_ROWS or not file.exists():
         return None
-    name = LOSS_ROWS[method].format(steps=steps)
-    rows = json.loads(file.read_text())["figures"]["rows"]
-    return next((float(row["loss"]) for row in rows if row["method"] == name), None)
+    groups = json.loads(file.read_text())["figures"].get("cells", {})
+    seeds = groups.get(LOSS_GROUP, {}).get(LOSS_ROWS[method].format(steps=LOSS_STEPS[steps]), {})
+    losses = [cell["loss"] for cell in seeds.values()]
+    return fmean(losses) if losses and None not in losses else None
 
 
 def step_seconds(params: int) -> float:
@@ -113,8 +118,8 @@ def section(figures: Figures) -> str:
         " exchange, merge, step, hash, vote, commit, plan), whatever H is; the shares are H steps / (H steps +"
         " exchange). Beside them one H that was run whole, in other rounds; **bold** where its share is more than"
         f" {OFF_MAX:.0%} off. Streaming's exchange, to the commit, runs beside the steps; its shares are measured, with"
-        f" {_fragments(figures)} fragments. In brackets the held-out loss of that method and H in the convergence test,"
-        f" where it has one.\n\nFor comparison, the one published figure, of another model: {PUBLISHED}.\n\n"
+        f" {_fragments(figures)} fragments. In brackets the held-out loss of that method in the convergence test,"
+        " where it has one, with H = 120 and 480 for the last two.\n\nFor comparison, the one published figure, of another model: {PUBLISHED}.\n\n"
         + table(head, [row(cell, figures["step_s"]) for cell in figures["cells"]])
     )
 

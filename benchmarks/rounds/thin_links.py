@@ -1,6 +1,6 @@
 """The share of the time in which peers on thin links compute: by link, H, and method.
 
-    python benchmarks/rounds/thin_links.py [--quick] [--mbit 50,200,1000] [--params 25000000] [--step-ms MS]
+    python benchmarks/rounds/thin_links.py [--quick] [--mbit 50,200,1000] [--params 20000000] [--step-ms MS]
                                            [--json [FILE]]
 
 Four peers, each a process in a network namespace of its own, behind a link that tbf shapes in both directions (root).
@@ -23,8 +23,8 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -58,18 +58,19 @@ WARM_UP: Final = 1  # rounds, or cycles of streaming: connections open, windows 
 SHORT_STEPS: Final = 8  # H of the rounds that measure the exchange
 WHOLE_STEPS: Final = 32  # H of the rounds that are run whole
 ROUND_S: Final = 120.0
-QUICK: Final = {"mbit": "50,1000", "params": 5_000_000, "rounds": 2, "whole": 1, "cycles": 2}
+QUICK: Final = {"mbit": "50,1000", "params": 5_000_000, "rounds": 2, "whole": 1, "cycles": 2, "streamed": [125]}
+QUICK_METHODS: Final = ("int4", "two_bit", "streaming int4")
 
 Cell = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Method:
     """A row of the grid. `codec`: of updates, or "up/down"; `streamed`: the fragments of each H that is measured."""
 
     name: str
     codec: str
-    streamed: tuple[tuple[int, int], ...] = ()
+    streamed: Mapping[int, int] = field(default_factory=dict)
 
 
 METHODS: Final = (
@@ -77,9 +78,8 @@ METHODS: Final = (
     Method("int8", "int8"),
     Method("int4", "int4"),
     Method("two_bit", "two_bit/int4"),
-    Method("streaming int4", "int4", ((32, 4), (125, 5))),
+    Method("streaming int4", "int4", {32: 4, 125: 5}),
 )
-QUICK_METHODS: Final = ("int4", "two_bit", "streaming int4")
 
 
 def coded_bytes(codec: str, params: int, peers: int, fragments: int = 1) -> float:
@@ -155,8 +155,9 @@ def measure(options: argparse.Namespace) -> Iterator[Cell]:
             for method in methods:
                 if not method.streamed:
                     yield blocking(lan, method, mbit, options)
-                for steps, fragments in method.streamed:
-                    yield streaming(lan, method, mbit, steps, fragments, options)
+                for steps, fragments in method.streamed.items():
+                    if steps in options.streamed:
+                        yield streaming(lan, method, mbit, steps, fragments, options)
 
 
 def print_cell(found: Cell, step_s: float) -> None:
@@ -180,11 +181,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mbit", default="50,200,1000", help="of each link, each way")
     parser.add_argument("--peers", type=int, default=4)
-    parser.add_argument("--params", type=int, default=25_000_000)
+    parser.add_argument("--params", type=int, default=20_000_000)
     parser.add_argument("--step-ms", type=float, help="an inner step (default: the sum for an RTX 4090)")
     parser.add_argument("--rounds", type=int, default=3, help="that measure the exchange, of methods that block")
     parser.add_argument("--whole", type=int, default=2, help="rounds that are run whole")
     parser.add_argument("--cycles", type=int, default=3, help="of all fragments, of streaming")
+    parser.add_argument("--streamed", type=int, nargs="+", default=[32, 125], help="H of streaming")
     parser.add_argument("--only", nargs="+", choices=[method.name for method in METHODS], help="these methods only")
     parser.add_argument("--quick", action="store_true", help="a small subset, to see that all works")
     add_json(parser, "rounds/thin_links")

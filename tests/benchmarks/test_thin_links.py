@@ -64,8 +64,14 @@ def test_an_exchange_lasts_from_the_last_step_to_the_next_first_one() -> None:
 def test_every_method_can_name_its_loss(name: str, tmp_path: Path) -> None:
     file = tmp_path / "convergence.json"
     assert loss_of(name, 32, file) is None, "no such file"
-    file.write_text(json.dumps({"figures": {"rows": [{"method": LOSS_ROWS[name].format(steps=32), "loss": "1.5"}]}}))
-    assert loss_of(name, 32, file) == 1.5 and loss_of(name, 8, file) is None
+    ends = ((120, 1.7), (480, None))
+    cells = {LOSS_ROWS[name].format(steps=h): {"0": {"loss": 1.5}, "1": {"loss": last}} for h, last in ends}
+    file.write_text(json.dumps({"figures": {"cells": {"links": cells}}}))
+    assert loss_of(name, 125, file) == pytest.approx(1.6), "the mean of the seeds"
+    assert loss_of(name, 500, file) is None, "one has diverged"
+    assert loss_of(name, 8, file) is None, "no such row"
+    file.write_text(json.dumps({"figures": {"rows": []}}))
+    assert loss_of(name, 125, file) is None
 
 
 def test_coded_bytes_are_those_of_slices_and_results() -> None:
