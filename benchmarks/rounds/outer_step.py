@@ -1,7 +1,7 @@
 """A whole outer step of a large model on this machine: seconds by phase, memory, and the sum for 1 B parameters.
 
-    python benchmarks/rounds/outer_step.py [--peers 4] [--params N] [--codec int4] [--rounds 4] [--folder FOLDER]
-                                           [--json [FILE]]
+    python benchmarks/rounds/outer_step.py [--peers 4] [--params N] [--codec int4] [--rounds 4]
+                                           [--state memory] [--folder FOLDER] [--json [FILE]]
 
 Updates are synthetic; encode, roster, exchange, merge, outer step, hash, vote and commit are the product's, with the
 state on disk. Peers are processes on 127.0.0.1. Without --params the model is the largest of which --peers fit in free
@@ -37,7 +37,7 @@ from benchmarks.rounds.size_rows import PARTS, PHASES, outer_step_sum
 from benchmarks.rounds.thin_links import coded_bytes
 from peer.machine import free_memory_bytes
 
-BYTES_A_PARAM: Final = 8  # of a peer's own memory: see `own_bytes` of a run
+BYTES_A_PARAM: Final = {"disk": 8, "memory": 27}  # of a peer's own memory, by the states' place: see `own_bytes`
 DISK_BYTES_A_PARAM: Final = 26  # of a peer: three states of two vectors, and results
 FREE_SHARE: Final = 0.7  # the rest caches files
 STEP_PARAMS: Final = 10_000_000
@@ -46,9 +46,10 @@ ROUND_S: Final = 300.0
 Figures = dict[str, Any]
 
 
-def largest(free_bytes: int, disk_bytes: int, peers: int) -> int:
-    """Return the parameters, a multiple of ten million, with which that many peers fit in so much memory and disk."""
-    found = int(FREE_SHARE * min(free_bytes / BYTES_A_PARAM, disk_bytes / DISK_BYTES_A_PARAM) / peers)
+def largest(free_bytes: float, disk_bytes: float, peers: int, state: str) -> int:
+    """Return the parameters, a multiple of ten million, with which that many peers fit in so much memory and disk.
+    `state`: "disk" or "memory"."""
+    found = int(FREE_SHARE * min(free_bytes / BYTES_A_PARAM[state], disk_bytes / DISK_BYTES_A_PARAM) / peers)
     return max(STEP_PARAMS, found // STEP_PARAMS * STEP_PARAMS)
 
 
@@ -83,7 +84,7 @@ def measure(options: argparse.Namespace) -> Figures:
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         starts = []
         for number in range(options.peers):
-            arguments = (number, options.params, options.codec, options.rounds, "disk", folder)
+            arguments = (number, options.params, options.codec, options.rounds, options.state, folder)
             env = {"BENCHMARK_PARTS": "1"}
             starts.append(partial(Child, "benchmarks.rounds.averaging_peer", *arguments, env=env))
         with open_group(starts) as (children, _):
@@ -110,6 +111,7 @@ def main() -> int:
     parser.add_argument("--params", type=int, help="of the model (default: as many as fit)")
     parser.add_argument("--codec", default="int4", help='of updates, or "up/down"')
     parser.add_argument("--rounds", type=int, default=4, help="the first is not counted")
+    parser.add_argument("--state", choices=["disk", "memory"], default="disk", help="where the states lie")
     parser.add_argument("--folder", type=Path, help="on the disk where the states lie (default: of temporary files)")
     add_json(parser, "rounds/outer_step")
     options = parser.parse_args()
@@ -117,18 +119,19 @@ def main() -> int:
         parser.error("give at least 2 peers, 2 rounds and 1 parameter")
     if options.params is None:
         disk_bytes = shutil.disk_usage(options.folder or tempfile.gettempdir()).free
-        options.params = largest(free_memory_bytes(), disk_bytes, options.peers)
+        options.params = largest(free_memory_bytes(), disk_bytes, options.peers, options.state)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("the benchmark was ended"))  # with its children
     load = os.getloadavg()[0]
     print(
-        f"{options.peers} peers, {options.params:,} parameters, {options.codec}, states on disk, {os.cpu_count()} cores"
-        f" (load {load:.1f} before we began)"
+        f"{options.peers} peers, {options.params:,} parameters, {options.codec}, states in {options.state},"
+        f" {os.cpu_count()} cores (load {load:.1f} before we began)"
     )
     try:
         found = measure(options)
     except ChildFailed as error:
         sys.exit(f"the benchmark failed: {error}")
-    figures = {"peers": options.peers, "params": options.params, "codec": options.codec, "load": load, **found}
+    settings = {name: getattr(options, name) for name in ("peers", "params", "codec", "state")}
+    figures = {**settings, "load": load, **found}
     print_figures(figures)
     if options.json:
         write_results(options.json, figures)

@@ -96,7 +96,8 @@ def outer_step(figures: dict[str, Any]) -> str:
     rows.append(["all", f"{total:.2f}", *(f"{column['all']:.2f}" for column in sums.values())])
     own, peak = (figures[name] for name in ("own_bytes", "peak_bytes"))
     return (
-        f"{figures['peers']} peers, {figures['params']:,} parameters, updates in {figures['codec']}, states on disk."
+        f"{figures['peers']} peers, {figures['params']:,} parameters, updates in {figures['codec']}, states in"
+        f" {figures['state']}."
         f" Median of {figures['rounds']} rounds, of the slowest peer; all share this machine's cores. In brackets:"
         " seconds of threads, which overlap; merge, step and hash are in the exchange. A peer sends"
         f" {figures['coded_bytes'] / 1e6:.1f} MB and needs {figures['cpu_s']:.2f} s of CPU. Peak memory a process:"

@@ -15,6 +15,11 @@ Figures = dict[str, Any]
 
 STEPS: Final = (8, 32, 125, 500)
 PUBLISHED: Final = "H = 32 at 50 Mbit/s, blocking and with fp32: 2.4 % of the time computing"
+HEAD: Final = (
+    *("Mbit/s", "method", "MB an exchange", "link alone, s", "exchange, s", "CPU, s"),
+    *(f"H = {steps}" for steps in STEPS),
+    "measured (computed)",
+)
 OFF_MAX: Final = 0.1
 """By which part a measured share may differ from the computed one."""
 GPU_FLOPS: Final = 0.4 * 165e12
@@ -107,8 +112,6 @@ def is_off(cell: Figures) -> bool:
 
 def section(figures: Figures) -> str:
     """Return the share of the time computing of each link and method as a row."""
-    head = ["Mbit/s", "method", "MB an exchange", "link alone, s", "exchange, s", "CPU, s"]
-    head += [*(f"H = {steps}" for steps in STEPS), "measured (computed)"]
     return (
         f"{figures['peers']} peers with real sockets and the product's rounds, each in a network namespace behind tbf;"
         f" {figures['params']:,} parameters. An inner step takes {1e3 * figures['step_s']:.1f} ms, in which a stand-in"
@@ -118,9 +121,10 @@ def section(figures: Figures) -> str:
         " exchange, merge, step, hash, vote, commit, plan), whatever H is; the shares are H steps / (H steps +"
         " exchange). Beside them one H that was run whole, in other rounds; **bold** where its share is more than"
         f" {OFF_MAX:.0%} off. Streaming's exchange, to the commit, runs beside the steps; its shares are measured, with"
-        f" {_fragments(figures)} fragments. In brackets the held-out loss of that method in the convergence test,"
-        " where it has one, with H = 120 and 480 for the last two.\n\nFor comparison, the one published figure, of another model: {PUBLISHED}.\n\n"
-        + table(head, [row(cell, figures["step_s"]) for cell in figures["cells"]])
+        f" {_fragments(figures)} fragments. In brackets the held-out loss of that method in the convergence test, where"
+        " it has one; there H is 120 and 480 for the last two, and streaming has two fragments.\n\n"
+        f"For comparison, the one published figure, of another model: {PUBLISHED}.\n\n"
+        + table(HEAD, [row(cell, figures["step_s"]) for cell in figures["cells"]])
     )
 
 

@@ -39,15 +39,15 @@ from benchmarks.common.options import add_json, write_results
 from benchmarks.common.paced_worker import Pace
 from benchmarks.common.shaped_lan import Lan, Unavailable, shaped_lan
 from benchmarks.rounds.thin_link_rows import (
+    HEAD,
     OFF_MAX,
     PUBLISHED,
     STEPS,
     commits,
     exchanges,
     is_off,
-    loss_of,
     measured_share,
-    seconds_on_link,
+    row,
     share,
     step_seconds,
 )
@@ -58,6 +58,7 @@ WARM_UP: Final = 1  # rounds, or cycles of streaming: connections open, windows 
 SHORT_STEPS: Final = 8  # H of the rounds that measure the exchange
 WHOLE_STEPS: Final = 32  # H of the rounds that are run whole
 ROUND_S: Final = 120.0
+WIDTHS: Final = (6, 14, 14, 13, 11, 6, *(16 for _ in STEPS), 32)
 QUICK: Final = {"mbit": "50,1000", "params": 5_000_000, "rounds": 2, "whole": 1, "cycles": 2, "streamed": [125]}
 QUICK_METHODS: Final = ("int4", "two_bit", "streaming int4")
 
@@ -160,21 +161,9 @@ def measure(options: argparse.Namespace) -> Iterator[Cell]:
                         yield streaming(lan, method, mbit, steps, fragments, options)
 
 
-def print_cell(found: Cell, step_s: float) -> None:
-    """Print a row, with the share of each H and its loss."""
-    streams = found["fragments"] > 1
-    shares = {found["steps"]: found["measured"]}
-    if not streams:
-        shares = {steps: share(steps, step_s, found["exchange_s"]) for steps in STEPS}
-    cells = ""
-    for steps in STEPS:
-        value, loss = shares.get(steps), loss_of(found["method"], steps)
-        text = "" if value is None else f"{value:.1%} {'-' if loss is None else f'{loss:.3f}'}"
-        cells += f"{text:>14}"
-    whole = "" if streams or found["measured"] is None else f"{found['measured']:.1%} / {found['computed']:.1%}"
-    seconds = seconds_on_link(found["coded_bytes"], found["mbit"]), found["exchange_s"], found["cpu_s"]
-    figures = "".join(f"{value:9.2f}" for value in (found["coded_bytes"] / 1e6, *seconds))
-    print(f"{found['mbit']:>6,.0f} {found['method']:15}{figures}{cells}{whole:>18}", flush=True)
+def print_line(cells: Sequence[str]) -> None:
+    """Print a row of the table, its cells as those of the page."""
+    print(" ".join(f"{cell:>{width}}" for cell, width in zip(cells, WIDTHS, strict=True)), flush=True)
 
 
 def main() -> int:
@@ -205,14 +194,12 @@ def main() -> int:
         f" {os.cpu_count()} cores (load {load:.1f} before we began)\n"
         f"shares of the time computing, then the loss of that H; for comparison, published: {PUBLISHED}\n"
     )
-    heads = "".join(f"{head:>9}" for head in ("MB", "link s", "exch. s", "CPU s"))
-    steps = "".join(f"{f'H {steps}':>14}" for steps in STEPS)
-    print(f"{'Mbit/s':>6} {'':15}{heads}{steps}{f'H {WHOLE_STEPS} run / sum':>18}", flush=True)
+    print_line(HEAD)
     cells: list[Cell] = []
     try:
         for found in measure(options):
             cells.append(found)
-            print_cell(found, options.step_s)
+            print_line(row(found, options.step_s))
     except (ChildFailed, Unavailable) as error:
         sys.exit(f"the benchmark failed: {error}")
     failed = [f"{c['method']} at {c['mbit']:g} Mbit/s" for c in cells if not c["identical"] or _is_off(c)]

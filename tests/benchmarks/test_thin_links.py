@@ -130,8 +130,8 @@ def test_the_phases_of_a_step_add_up_to_all_of_it() -> None:
 
 def test_the_sum_for_a_billion_scales_all_but_the_roster_and_is_not_below_the_link() -> None:
     seconds = {"encode": 1.0, "roster": 0.5, "exchange": 3.0, "commit": 1.0} | {f"{part}_part": 1.0 for part in PARTS}
-    figures = {"peers": 4, "params": 100_000_000, "codec": "int4", "seconds": seconds, "rounds": 3, "identical": True}
-    figures |= {"coded_bytes": 75e6, "own_bytes": 8e8, "peak_bytes": 24e8, "cpu_s": 2.0}
+    figures = {"peers": 4, "params": 100_000_000, "codec": "int4", "state": "disk", "rounds": 3, "identical": True}
+    figures |= {"seconds": seconds, "coded_bytes": 75e6, "own_bytes": 8e8, "peak_bytes": 24e8, "cpu_s": 2.0}
     sums = outer_step_sum(figures)
     assert sums["loopback"]["all"] == pytest.approx(50.5)
     assert sums["50 Mbit/s"]["exchange"] == pytest.approx(120) and sums["50 Mbit/s"]["all"] == pytest.approx(140.5)
@@ -141,9 +141,10 @@ def test_the_sum_for_a_billion_scales_all_but_the_roster_and_is_not_below_the_li
 
 
 def test_the_largest_model_fits_in_memory_and_on_disk() -> None:
-    assert largest(20_000_000_000, 10**12, 4) == 430_000_000
-    assert largest(20_000_000_000, 20_000_000_000, 4) == 130_000_000
-    assert largest(0, 0, 4) == 10_000_000
+    assert largest(20_000_000_000, 10**12, 4, "disk") == 430_000_000
+    assert largest(20_000_000_000, 20_000_000_000, 4, "disk") == 130_000_000
+    assert largest(20_000_000_000, 10**12, 4, "memory") == 120_000_000
+    assert largest(0, 0, 4, "disk") == 10_000_000
 
 
 # -- the stand-in for a worker -----------------------------------------------------------------------------------------
