@@ -9,19 +9,19 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
+from benchmarks.training.gossip_group import GossipGroup
 from benchmarks.training.strategy_group import Overlap
 from optim.algorithms.fragments import strided_fragments
-from optim.algorithms.gossip import pair_mean, pair_step
 from optim.algorithms.outer_step import DilocoOuter
-from optim.config import DilocoConfig, EagerConfig, StreamingConfig
+from optim.config import DilocoConfig, EagerConfig, GossipConfig, StreamingConfig
+from peer.compute.optimizer import InnerSpec
 from peer.errors import ConfigError
 from tests.optim.reference.diloco import LR, MOMENTUM, diloco
 from tests.optim.reference.eager import eager
 from tests.optim.reference.gossip import gossip
 from tests.optim.reference.streaming import FRAGMENTS, streaming
-from tests.optim.support.rounds import LAYOUT, Float64AdamW, built, flat, trained, weights
+from tests.optim.support.rounds import FP32, LAYOUT, built, flat, train, trained, weights
 from tests.optim.support.trajectory import (
     SHAPES,
     STEPS,
@@ -126,22 +126,14 @@ def test_eager() -> None:
 
 
 def test_gossip() -> None:
-    H, constants, draw = 5, (0.5, 0.7, 0.6), random.Random(3)
-    pairs = []
-    for _ in range(STEPS // H):
-        order = draw.sample(range(K), K)
+    method, draw, pairs = GossipConfig(steps=5), random.Random(3), []
+    for _ in range(STEPS // 5):
+        order = list(range(K))
+        draw.shuffle(order)
         pairs.append([order[:2], order[2:]])
-    phi, moves = [flat(initial()) for _ in range(K)], [torch.zeros(LAYOUT.numel) for _ in range(K)]
-    local, inner = [flat(initial()) for _ in range(K)], [Float64AdamW() for _ in range(K)]
-    for step in range(1, STEPS + 1):
-        for k, views in enumerate(map(LAYOUT.views, local)):
-            grads = gradient(k, step, {n: v.double().numpy() for n, v in views.items()})
-            inner[k].step(local[k], flat(grads))
-        for i, j in pairs[step // H - 1] if step % H == 0 else []:
-            delta, middle = pair_mean(phi[i] - local[i], phi[j] - local[j]), pair_mean(phi[i], phi[j])
-            for k in (i, j):
-                pair_step(phi[k], moves[k], delta, phi[k] - middle, constants)
-                local[k].copy_(phi[k])
-    ours = [{n: v.double().numpy() for n, v in LAYOUT.views(x).items()} for x in local]
-    assert apart(ours, gossip(H, pairs, constants)) < CLOSE
-    assert apart(ours, gossip(H, pairs, constants, pull=-1.0)) > 1e-4
+    group = GossipGroup(method, FP32, LAYOUT, flat(initial()), K, InnerSpec(), seed=3)
+    train(group)
+    constants = (method.alpha, method.beta, method.gamma)
+    assert apart(weights(group), gossip(5, pairs, constants)) < CLOSE
+    assert apart(weights(group), gossip(5, pairs, constants, pull=-1.0)) > 1e-4
+    assert apart(weights(group), gossip(5, pairs[1:] + pairs[:1], constants)) > 1e-4

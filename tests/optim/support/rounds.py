@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from peer.compute.optimizer import InnerSpec
 from peer.config import InnerConfig
 from tests.optim.support.layouts import layout_of
 from tests.optim.support.trajectory import STEPS, AdamWReference, Arrays, K, gradient, initial
+
+if TYPE_CHECKING:  # it loads the network
+    from benchmarks.training.gossip_group import GossipGroup
 
 LR, WEIGHT_DECAY = 1e-2, 0.1
 LAYOUT = layout_of({name: torch.from_numpy(value) for name, value in initial().items()})
@@ -49,9 +53,10 @@ class Float64AdamW:
     """A worker's optimizer: AdamW in float64, on the group's weights in fp32."""
 
     def __init__(self) -> None:
-        self._formula = AdamWReference(LR)
+        self.lr, self._formula = LR, AdamWReference()
 
     def step(self, local: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._formula.lr = self.lr
         params = {"": local.double().numpy()}
         self._formula.step(params, {"": gradient.double().numpy()})
         local.copy_(torch.from_numpy(params[""]))
@@ -70,13 +75,18 @@ def trained(
     with workers in float64. `lr`: the learning rate of a method that exchanges gradients."""
     init = {name: torch.from_numpy(value).float() for name, value in initial().items()}
     group = StrategyGroup(build, init, workers, every, InnerSpec(lr=lr), overlap=overlap, tokens=tokens)
-    group.inner[:] = [Float64AdamW() for _ in range(workers)]  # type: ignore[misc]
-    for step in range(1, STEPS + 1):
-        grads = [gradient(k, step, params) for k, params in enumerate(weights(group))]
-        group.step([{n: torch.from_numpy(g).float() for n, g in grad.items()} for grad in grads])
+    train(group)
     return group
 
 
-def weights(group: StrategyGroup) -> list[Arrays]:
+def train(group: StrategyGroup | GossipGroup) -> None:
+    """Train a new group on the test problem, with workers in float64."""
+    group.inner[:] = [Float64AdamW() for _ in group.local]  # type: ignore[misc]
+    for step in range(1, STEPS + 1):
+        grads = [gradient(k, step, params) for k, params in enumerate(weights(group))]
+        group.step([{n: torch.from_numpy(g).float() for n, g in grad.items()} for grad in grads])
+
+
+def weights(group: StrategyGroup | GossipGroup) -> list[Arrays]:
     """Return the weights of every worker, in the form of `tests.optim.support.trajectory.replayed`."""
-    return [{n: p.double().numpy() for n, p in group.params(k).items()} for k in range(len(group.local))]
+    return [{n: p.double().numpy() for n, p in group.layout.views(local).items()} for local in group.local]
