@@ -13,10 +13,10 @@ import msgspec
 from peer.config import check_range
 
 UpCodec = Literal[
-    "fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0",
+    "fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0", "two_bit",
     "ternary", "sign", "topk", "powersgd", "lgreco",
 ]  # fmt: skip
-DownCodec = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0"]
+DownCodec = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0", "two_bit"]
 MergeName = Literal["mean", "trimmed_mean", "median", "flag"]
 STEPS_MAX: Final = 1_000_000
 ALPHA_MAX: Final = 1e6
@@ -33,7 +33,8 @@ class CodecConfig(msgspec.Struct, frozen=True, kw_only=True):
     """From a contributor to a slice's owner."""
     down: DownCodec = "int8"
     """From the owner, merged, to all members. A slice's owner changes from round to round and cannot add to the next
-    result what this one left out, so no codec that needs error feedback is allowed. `powersgd` does not use it."""
+    result what this one left out: of the codecs that need error feedback only `two_bit` is allowed, whose results stay
+    close to the merge. `powersgd` does not use it."""
     rank: int = 4
     """Of `powersgd`."""
     error_budget: float = 1.0

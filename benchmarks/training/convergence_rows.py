@@ -18,6 +18,8 @@ MILDER: Final[dict[str, Any]] = {"lr": 0.3, "momentum": 0.5}
 COSINE: Final[dict[str, Any]] = {"schedule": "cosine"}
 TUNED_LR: Final = 4e-3  # of data parallel: the best of `RATES`
 RATES: Final = (2e-3, 4e-3, 8e-3)
+TWO_BIT: Final = CodecConfig(up="two_bit", down="two_bit")
+MUON: Final[dict[str, Any]] = {"optimizer": "muon"}
 
 DATA_PARALLEL, TUNED, ALONE = "data parallel", f"data parallel, lr {TUNED_LR:g}", "one worker alone"
 GRID_H: Final = (8, 32, 120, 480)
@@ -38,9 +40,19 @@ def methods() -> dict[str, Run]:
         "adamw8bit": {"optimizer": "adamw8bit"},
         "Lion lr 3e-4": {"optimizer": "lion", "lr": 3e-4, "betas": (0.9, 0.99)},
         "LAMB lr 4e-3": {"optimizer": "lamb", "lr": 4e-3},
-        "Muon": {"optimizer": "muon"},
+        "Muon": MUON,
     }
     int4 = {f"DiLoCo H=20 int4, {name}": _diloco(20, INT4, **changes) for name, changes in optimizers.items()}
+    two_bit = {
+        f"DiLoCo H={steps} two_bit, {name}": _diloco(steps, TWO_BIT, **changes)
+        for name, changes in {"AdamW": {}, "Muon": MUON}.items()
+        for steps in (20, 30)
+    }
+    tuned = {
+        f"DiLoCo H=20 int4, lr {TUNED_LR:g}": _diloco(20, INT4, lr=TUNED_LR),
+        f"DiLoCo H=20 two_bit, Muon lr {TUNED_LR:g}": _diloco(20, TWO_BIT, **MUON, lr=TUNED_LR),
+        f"DiLoCo H=30 two_bit, Muon lr {TUNED_LR:g}": _diloco(30, TWO_BIT, **MUON, lr=TUNED_LR),
+    }
     streaming = {
         f"streaming H=60, mix {mix:g}": _run(
             config.StreamingConfig(steps=60, fragments=2, tau=2, mix=mix, **OUTER), INT4
@@ -58,6 +70,8 @@ def methods() -> dict[str, Run]:
             DilocoConfig(steps=20, schedule="quadratic", alpha=3e-3, steps_max=60, **OUTER), INT4
         ),
         **int4,
+        **two_bit,
+        **tuned,
         **streaming,
         "eager H=20 lr .3 m .5": _run(config.EagerConfig(steps=20, **MILDER), INT4),
         "NoLoCo H=20": _run(config.GossipConfig(steps=20), INT8),
@@ -105,7 +119,7 @@ def liars() -> dict[str, Run]:
     return found
 
 
-GRID: Final = {"fp32": FP32, "int8": INT8, "int4": INT4}
+GRID: Final = {"fp32": FP32, "int8": INT8, "int4": INT4, "two_bit": TWO_BIT}
 
 
 def _run(method: config.OuterConfig, codec: CodecConfig | None = None, **changes: Any) -> Run:
