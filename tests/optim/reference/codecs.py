@@ -75,6 +75,34 @@ def ternary(x: np.ndarray, draws: np.ndarray) -> Coded:
     return scale * np.sign(x) * (draws >= 1 - chance), np.where(tie, 0.0, x)
 
 
+def best_magnitudes() -> tuple[float, float]:
+    """Return the magnitudes of the best symmetric four-level quantizer of a standard normal: each the mean of its
+    cell, the cell's edge midway between them (Lloyd's two conditions)."""
+    small, large = 0.5, 1.5
+    for _ in range(1000):
+        edge = (small + large) / 2
+        below = 0.5 * math.erf(edge / math.sqrt(2))
+        density = math.exp(-edge * edge / 2) / math.sqrt(2 * math.pi)
+        small, large = (1 / math.sqrt(2 * math.pi) - density) / below, density / (0.5 - below)
+    return small, large
+
+
+SMALL, LARGE = best_magnitudes()
+
+
+def two_bit(x: np.ndarray) -> Coded:
+    """One of two magnitudes with the value's sign, the larger one beyond a threshold that follows the mean magnitude,
+    times the scale of least squared error, in bf16."""
+    sizes = np.abs(x)
+    threshold = (SMALL + LARGE) / 2 * math.sqrt(math.pi / 2) * sizes.mean()
+    levels = np.where(sizes > threshold, LARGE, SMALL) * np.where(x >= 0, 1, -1)
+    scale = np.atleast_1d((x @ levels) / (levels @ levels))
+    decoded = cast(scale, 8, -133) * levels
+    if (cast(scale * (1 - FAR), 8, -133) != cast(scale * (1 + FAR), 8, -133)).any():
+        return decoded, x * (1 + 2**-10)  # the scale lies midway between two
+    return decoded, np.where(np.abs(sizes - threshold) < FAR * threshold, x * (1 + 2**-10), x)
+
+
 def scaled_sign(x: np.ndarray) -> np.ndarray:
     """1901.09847: the mean magnitude (bf16) with the value's sign; 0 counts as positive."""
     return np.where(x >= 0, 1, -1) * cast(np.abs(x).mean()[None], 8, -133)
@@ -111,6 +139,7 @@ BLOCKS: Final[Mapping[str, tuple[int, Callable[[np.ndarray], Coded | np.ndarray]
         "int4": (128, partial(nearest_integers, qmax=7, bits=8)),
         "nf4": (64, partial(nearest_of, values=NF4_VALUES)),
         "fp4_e3m0": (128, partial(nearest_of, values=E3M0_VALUES)),
+        "two_bit": (128, two_bit),
         "ternary": (ROW, None),
         "sign": (ROW, scaled_sign),
         "topk": (ROW, top_k),
