@@ -38,7 +38,7 @@ def block_sums(x: torch.Tensor) -> torch.Tensor:
 
 class TwoBit(RowCodec):
     """Row: a bf16 scale a block, then 32 bytes a block. Byte k holds the codes of its values k, k + 32, k + 64 and
-    k + 96, the first in the low bits: so a copy of the byte and one shift decode any of its values."""
+    k + 96, the first in the low bits. Neighbours so lie at the same bits of successive bytes: their loops vectorize."""
 
     name = "two_bit"
     block = 4 * QUARTER

@@ -154,7 +154,7 @@ static const double DEVIATIONS = 1.2533141373155003; /* a normal distribution's,
 /* A quarter of a block: its codes lie at the same bits of successive bytes. */
 typedef struct {
     const uint8_t *q;
-    int shift; /* of a code's low bit */
+    int shift;          /* of a code's low bit */
     float small, large; /* the decoded magnitudes */
 } two_bit_Run;
 

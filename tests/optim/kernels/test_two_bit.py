@@ -63,23 +63,35 @@ def test_every_byte_is_decoded_as_by_numpy() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.integers(2, BLOCK), st.floats(2.0**-20, 2.0**20, width=32), st.integers(-3, 3))
 def test_values_at_the_threshold_are_encoded_alike(count: int, small: float, steps: int) -> None:
-    """One value so large that it lies about the threshold that it moves itself, and others of one size."""
+    """One value at the threshold, which it moves itself, and others of one size."""
     share = THRESHOLD / count
-    at_threshold = share * (count - 1) * small / (1 - share) if share < 1 else small
     x = torch.full((count,), small)
-    x[count // 2] = at_threshold
+    x[count // 2] = share * (count - 1) * small / (1 - share)
     x[count // 2 : count // 2 + 1].view(torch.int32).add_(steps)
     with refusing_torch():
         here = CODEC.encode(x)
     assert same_bits(here, both(lambda: CODEC.encode(x))[1])
 
 
-@pytest.mark.parametrize("last", [-1, 0, 1])
-def test_scales_about_the_largest_are_refused_alike(last: int) -> None:
-    """A block whose values have one size has that size as its only large or small magnitude."""
-    x = torch.full((BLOCK,), SMALL * 2.0**120)
-    x.view(torch.int32).add_(8 * last)
+def test_scales_midway_between_two_are_rounded_to_the_even_one() -> None:
+    """Blocks of one size, so that every magnitude is small and the scale is near that size / SMALL."""
+    midway = (np.arange(0x3F80, 0x4180, dtype=np.uint32) << 16 | 0x8000).view(np.float32)
+    near = (midway * of_fp32(SMALL)).view(np.uint32)[:, None] + np.arange(-2, 3, dtype=np.int64)
+    sizes = near.astype(np.uint32).view(np.float32).reshape(-1)
+    scales = (BLOCK * sizes * of_fp32(SMALL) / (BLOCK * of_fp32(SMALL**2))).view(np.uint32)
+    ties, even = scales & 0xFFFF == 0x8000, scales & 0x10000 == 0
+    assert (ties & even).sum() > 20
+    assert (ties & ~even).sum() > 20
+    for size, bits in zip(sizes[ties], scales[ties], strict=True):
+        with refusing_torch():
+            data = CODEC.encode(torch.full((BLOCK,), float(size)))
+        assert int.from_bytes(bytes_of(data)[:2], "little") == (bits >> 16) + (bits >> 16 & 1)
+
+
+@pytest.mark.parametrize("steps", [-8, 0, 8])
+def test_scales_about_the_largest_are_refused_alike(steps: int) -> None:
+    x = torch.full((BLOCK,), SMALL * 2.0**120)  # its scale is 2^120
+    x.view(torch.int32).add_(steps)
     here, wanted = both(lambda: CODEC.encode(x))
-    assert isinstance(here, str) == isinstance(wanted, str)
-    assert isinstance(here, str) == (last > 0)
+    assert isinstance(here, str) == isinstance(wanted, str) == (steps > 0)
     assert here == wanted if isinstance(here, str) else same_bits(here, wanted)
