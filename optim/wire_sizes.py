@@ -19,9 +19,8 @@ BITS: Final[dict[str, float]] = {
 SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: small enough to overlap send and merge, with few calls
 SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
-_FEEDBACK: Final = ("sign", "topk")
+_FEEDBACK: Final = ("sign", "topk", "lgreco")
 _VOTE_BITS: Final = 1.6  # five votes a byte
-_LGRECO_BITS: Final = BITS["int8"]  # at most: it chooses less for most slices
 
 
 def exchange_of(
@@ -46,7 +45,7 @@ def exchange_of(
                 product="gradient",
             )
         case config.GossipConfig():  # to one partner: weights and delta
-            both = _bits(codec.up) / 8, _bits(codec.down) / 8
+            both = BITS[codec.up] / 8, BITS[codec.down] / 8
             return ExchangeSize(state_vectors=2, up=both[0], result=both[1], peers=peers, is_common=False)
     return _dense(method, codec, shapes, peers)
 
@@ -70,7 +69,8 @@ def _dense(
         up = _low_rank_bits(shapes, codec.rank) / 8
         result, memory = peers * up, 1.0
     else:  # with feedback a residual
-        up, result, memory = _bits(codec.up) / 8, _bits(codec.down) / 8, 1.0 * (codec.up in _FEEDBACK)
+        bits = codec.bits if codec.up == "lgreco" else BITS[codec.up]
+        up, result, memory = bits / 8, BITS[codec.down] / 8, 1.0 * (codec.up in _FEEDBACK)
     private = memory
     every_step = isinstance(method, config.AllReduceConfig)
     fragments, overlap = 1, 0.0
@@ -126,7 +126,3 @@ def _low_rank_bits(shapes: Iterable[tuple[str, Shape]], rank: int) -> float:
         sent += 16 * (factors if len(shape) > 1 and 2 * factors <= size else size)
         values += size
     return sent / values
-
-
-def _bits(codec: str) -> float:
-    return _LGRECO_BITS if codec == "lgreco" else BITS[codec]

@@ -130,8 +130,8 @@ class Feedback:
         for i in range(coding.count):
             span = coding.span(i)
             wanted = residual[span] + vector[span]
-            sqnorms.append(coding.up.encode_with_sqnorm(wanted, out[i])[1])
-            torch.sub(wanted, coding.up.decode(out[i], coding.size(i)), out=residual[span])
+            sqnorms.append(coding.code(i).encode_with_sqnorm(wanted, out[i])[1])
+            torch.sub(wanted, coding.code(i).decode(out[i], coding.size(i)), out=residual[span])
         return sqnorms
 
     def memory(self, coding: DenseCoding) -> Sequence[torch.Tensor]:
@@ -142,7 +142,7 @@ class Feedback:
         if coding.up.needs_error_feedback:
             residual = self._residual(coding)
             for i, message in enumerate(messages):
-                residual[coding.span(i)] += coding.up.decode(message, coding.size(i))
+                residual[coding.span(i)] += coding.code(i).decode(message, coding.size(i))
 
     def _residual(self, coding: DenseCoding) -> torch.Tensor:
         key = tuple((place.start, place.stop) for place in coding.places)

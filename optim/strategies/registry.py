@@ -101,7 +101,7 @@ def build_format(
         )
     places, down = even_fragments(layout, fragments), get_codec(codec.down)
     if codec.up == "lgreco":
-        return AllocatedFormat(places, down, codec.error_budget)
+        return AllocatedFormat(layout, places, down, codec.bits, new_vector)
     return DenseFormat(places, get_codec(codec.up), down, rule, new_vector)
 
 

@@ -24,6 +24,7 @@ PLAIN = config.CodecConfig()
 CASES = [
     *((config.DilocoConfig(steps=10), config.CodecConfig(up=up)) for up in get_args(config.UpCodec)),
     (config.DilocoConfig(steps=10), config.CodecConfig(down="int4")),
+    (config.DilocoConfig(steps=10), config.CodecConfig(up="lgreco", bits=1.25)),
     (config.DilocoConfig(steps=10, check_by_loss=0.1), PLAIN),
     (config.StreamingConfig(steps=10), PLAIN),
     (config.EagerConfig(steps=10), PLAIN),
@@ -49,10 +50,7 @@ def test_messages_and_results_have_the_size_foretold(method: config.OuterConfig,
     message = LAYOUT.numel / foretold.fragments
     assert coding.count == pytest.approx(slices_of(message), rel=0.35), "equal slices, or whole parameters"
     tolerance = 0.15 if foretold.fragments > 1 else 0.03  # fragments are whole blocks, not equal parts
-    if codec.up == "lgreco":
-        assert up <= foretold.up * message
-    else:
-        assert up == pytest.approx(foretold.up * message, rel=tolerance)
+    assert up == pytest.approx(foretold.up * message, rel=tolerance)
     assert result == pytest.approx(foretold.result * message, rel=tolerance)
     assert bool(strategy.memory(coding)) <= (foretold.private_vectors >= 1)
 
