@@ -35,7 +35,7 @@ class CodecConfig(msgspec.Struct, frozen=True, kw_only=True):
     """From a contributor to a slice's owner."""
     down: DownCodec = "int8"
     """From the owner, merged, to all members. A slice's owner changes from round to round and cannot add to the next
-    result what this one left out, so no codec that needs error feedback is allowed. `powersgd` does not use it."""
+    result what this one left out, so no codec that needs error feedback is allowed."""
     rank: int = 4
     """Of `powersgd`."""
     bits: float = 3.0

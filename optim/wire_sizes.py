@@ -66,8 +66,8 @@ def _dense(
     method: config.OuterConfig, codec: config.CodecConfig, shapes: Iterable[tuple[str, Shape]], peers: int
 ) -> ExchangeSize:
     if codec.up == "powersgd":
-        up = _low_rank_bits(shapes, codec.rank) / 8
-        result, memory = peers * up, 1.0
+        share = _low_rank_share(shapes, codec.rank)
+        up, result, memory = share * BITS["int8"] / 8, share * BITS[codec.down] / 8, 1.0
     else:  # with feedback a residual
         bits = codec.bits if codec.up == "lgreco" else BITS[codec.up]
         up, result, memory = bits / 8, BITS[codec.down] / 8, 1.0 * (codec.up in _FEEDBACK)
@@ -118,11 +118,12 @@ def _tile_bits(shapes: Iterable[tuple[str, Shape]], chunk: int, topk: int, value
     return sent / values
 
 
-def _low_rank_bits(shapes: Iterable[tuple[str, Shape]], rank: int) -> float:
-    """Return the bits a value of two factors of 16 bits; parameters that they do not halve are sent as bf16."""
+def _low_rank_share(shapes: Iterable[tuple[str, Shape]], rank: int) -> float:
+    """Return the numbers sent for each value, on average over two rounds: one factor each; parameters that both do not
+    halve are sent whole."""
     sent = values = 0.0
     for _, shape in shapes:
         size, factors = math.prod(shape), rank * sum(shape)
-        sent += 16 * (factors if len(shape) > 1 and 2 * factors <= size else size)
+        sent += factors / 2 if len(shape) > 1 and 2 * factors <= size else size
         values += size
     return sent / values

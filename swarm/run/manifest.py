@@ -52,8 +52,9 @@ BUNDLES: Final = "bundles"
 SHARES: Final = "shares_by_link"
 PAGES: Final = "pages"
 LAYERED_BITS: Final = "lgreco_by_layer"
+SUMMED_FACTORS: Final = "powersgd_summed"
 FEATURES: Final = frozenset(
-    {COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS}
+    {COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS}
 )
 """Features that a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
@@ -333,7 +334,8 @@ def model_features(model: ModelConfig) -> tuple[str, ...]:
 
 def codec_features(codec: CodecConfig) -> tuple[str, ...]:
     """Return what the codecs require of the software of each peer: messages in a form that older software lacks."""
-    return (LAYERED_BITS,) if codec.up == "lgreco" else ()
+    needed = {LAYERED_BITS: codec.up == "lgreco", SUMMED_FACTORS: codec.up == "powersgd"}
+    return tuple(name for name, needs in needed.items() if needs)
 
 
 def _versions_spoken() -> str:

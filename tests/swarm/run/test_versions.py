@@ -221,4 +221,5 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, codec=layered)
     assert (codec_features(CodecConfig()), codec_features(layered)) == ((), ("lgreco_by_layer",))
+    assert codec_features(CodecConfig(up="powersgd")) == ("powersgd_summed",)
     assert make_manifest(AUTHORITY.peer_id, codec=layered, requires=codec_features(layered)).codec == layered
