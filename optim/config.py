@@ -13,10 +13,10 @@ import msgspec
 from peer.config import check_range
 
 UpCodec = Literal[
-    "fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0",
+    "fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0", "two_bit",
     "ternary", "sign", "topk", "powersgd", "lgreco",
 ]  # fmt: skip
-DownCodec = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0"]
+DownCodec = Literal["fp32", "fp16", "bf16", "int8", "int8_6sigma", "int4", "nf4", "fp4_e3m0", "two_bit"]
 MergeName = Literal["mean", "trimmed_mean", "median", "flag"]
 STEPS_MAX: Final = 1_000_000
 ALPHA_MAX: Final = 1e6
@@ -35,11 +35,12 @@ class CodecConfig(msgspec.Struct, frozen=True, kw_only=True):
     """From a contributor to a slice's owner."""
     down: DownCodec = "int8"
     """From the owner, merged, to all members. A slice's owner changes from round to round and cannot add to the next
-    result what this one left out, so no codec that needs error feedback is allowed."""
+    result what this one left out: of the codecs that need error feedback only `two_bit` is allowed, whose results stay
+    close to the merge."""
     rank: int = 4
     """Of `powersgd`."""
     bits: float = 3.0
-    """Of `lgreco`, which codes each layer in int8, int4 or signs, as each sender chooses: a message's size, a value."""
+    """Of `lgreco`, where each sender chooses int8, int4, two_bit or sign for each part of a layer: a message's, a value."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= 1024:

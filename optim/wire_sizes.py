@@ -13,13 +13,13 @@ from peer.footprint.workload import ExchangeSize, Product
 
 BITS: Final[dict[str, float]] = {
     "fp32": 32, "fp16": 16, "bf16": 16, "int8": 8 + 32 / 4096, "int8_6sigma": 8.125, "int4": 4.125, "nf4": 4.25,
-    "fp4_e3m0": 4.125, "ternary": 1.605, "sign": 1 + 16 / 4096, "topk": 0.4375,
+    "fp4_e3m0": 4.125, "two_bit": 2.125, "ternary": 1.605, "sign": 1 + 16 / 4096, "topk": 0.4375,
 }  # fmt: skip
 """A value's, of long vectors."""
 SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: small enough to overlap send and merge, with few calls
 SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
-_FEEDBACK: Final = ("sign", "topk", "lgreco")
+_FEEDBACK: Final = ("two_bit", "sign", "topk", "lgreco")
 _VOTE_BITS: Final = 1.6  # five votes a byte
 
 

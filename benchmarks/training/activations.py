@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.common.options import add_json, write_results
-from benchmarks.training.convergence_training import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
+from benchmarks.training.byte_task import BATCH, HELD_OUT, INNER, RAMP_STEPS, SEQ, WARM_STEPS, WORKERS
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.config import DataConfig, InnerConfig, ModelConfig

@@ -34,7 +34,7 @@ import torch
 from safetensors.torch import load_file
 
 from benchmarks.common.options import add_json, write_results
-from benchmarks.training.convergence_training import BATCH, MODEL, SEQ, Task, inner_config, warm_up
+from benchmarks.training.byte_task import BATCH, MODEL, SEQ, Task, inner_config, warm_up
 from benchmarks.training.rounds import Rounds
 from optim.config import CodecConfig, DilocoConfig
 from optim.strategies.registry import build_strategy

@@ -13,13 +13,14 @@ from optim.codecs.floats import Bf16, Fp16, Fp32
 from optim.codecs.interface import ROW, Buffer, Codec
 from optim.codecs.tables import Fp4, Nf4
 from optim.codecs.topk import TopK
+from optim.codecs.two_bit import TwoBit
 from peer.errors import ConfigError
 
 __all__ = ["CODECS", "ROW", "Buffer", "Codec", "get_codec"]
 
 _ALL: Final[tuple[Codec, ...]] = (
     *(Fp32(), Fp16(), Bf16(), Int8(), SixSigma()),
-    *(Int4(), Nf4(), Fp4(), Ternary(), Sign(), TopK()),
+    *(Int4(), Nf4(), Fp4(), TwoBit(), Ternary(), Sign(), TopK()),
 )
 CODECS: Final[Mapping[str, Codec]] = MappingProxyType({codec.name: codec for codec in _ALL})
 

@@ -18,9 +18,10 @@ from optim.codecs.allocate import Choice, allocate
 from optim.codecs.bits import Sign
 from optim.codecs.blockwise import Int4, Int8
 from optim.codecs.interface import ROW, Buffer, Codec, as_bytes, check_vector
+from optim.codecs.two_bit import TwoBit
 from peer.errors import ProtocolViolation
 
-CODES: Final[tuple[Codec, ...]] = (Int8(), Int4(), Sign())
+CODES: Final[tuple[Codec, ...]] = (Int8(), Int4(), TwoBit(), Sign())
 """`Ternary` is not among them: its expected error exceeds the vector itself, which error feedback would pile up."""
 ROWS_JUDGED: Final = 2  # of a part, evenly spread: judging all rows would take longer than coding them
 

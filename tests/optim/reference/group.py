@@ -17,6 +17,7 @@ from optim.algorithms.sparseloco import SparseLocoScheme
 from optim.codecs import get_codec
 from optim.codecs.interface import bytes_of
 from optim.merge import merge_part
+from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.build_optimizer import build_inner
 from peer.compute.optimizer import InnerSpec
 from peer.errors import ConfigError
@@ -68,7 +69,8 @@ class Group:
         except TypeError as error:
             raise ConfigError(f"method {algo!r} does not take these settings ({error}): correct them") from None
         self.local = [theta.clone() for _ in range(K)]
-        self.inner = [build_inner(spec, self.layout, theta) for _ in range(K)]
+        build = FusedAdamW if spec.optimizer == "adamw" else build_inner
+        self.inner = [build(spec, self.layout, theta) for _ in range(K)]
         self.steps = 0
         self.bytes_up = 0
         """Payload that each worker has sent."""
