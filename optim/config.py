@@ -40,7 +40,7 @@ class CodecConfig(msgspec.Struct, frozen=True, kw_only=True):
     rank: int = 4
     """Of `powersgd`."""
     bits: float = 3.0
-    """Of `lgreco`, where each sender chooses int8, int4, two_bit or sign for each part of a layer: a message's, a value."""
+    """Of `lgreco`: a message's, a value. Each sender chooses int8, int4, two_bit or sign for each part of a layer."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= 1024:
