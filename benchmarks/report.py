@@ -21,7 +21,7 @@ from benchmarks.common import scenario_rows
 from benchmarks.common.markdown import number, percent, scaled, significant, span, table, yes
 from benchmarks.common.options import RESULTS
 from benchmarks.network import flow_rows
-from benchmarks.rounds import size_rows, topology_rows
+from benchmarks.rounds import size_rows, thin_link_rows, topology_rows
 
 FILE = RESULTS.parent / "RESULTS.md"
 INTRODUCTION = """# Results
@@ -325,6 +325,8 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "averaging": ("Averaging: whole rounds beside hivemind", averaging),
     "rounds/sizes": ("Averaging: other sizes beside hivemind", size_rows.section),
     "rounds/shares": ("Averaging: links of unequal speed", size_rows.by_link),
+    "rounds/thin_links": ("Thin links: the share of the time computing", thin_link_rows.section),
+    "rounds/outer_step": ("A whole outer step of a large model", size_rows.outer_step),
     "rounds/topologies": ("Averaging: ways of the updates", topology_rows.section),
     "averaging_kill": ("Averaging: one of four peers is killed in the exchange", averaging_fault),
     "averaging_freeze": ("Averaging: one of four peers freezes in the exchange", averaging_fault),

@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,24 @@ def begin(peers: Sequence[Child], group: Sequence[dict[str, Any]]) -> None:
         peer.read(START_S)
     for peer in peers:
         peer.tell({"go": True})
+
+
+@contextmanager
+def open_group(starts: Sequence[Callable[[], Child]]) -> Iterator[tuple[list[Child], list[dict[str, Any]]]]:
+    """Start the peers of a group for the block, and begin. The first one starts alone, as it makes the files that all
+    share. Yields the children and what they said of themselves."""
+    with ExitStack() as stack:
+        children: list[Child] = []
+        group: list[dict[str, Any]] = []
+        for start in starts:
+            child = start()
+            stack.callback(child.end)
+            children.append(child)
+            if not group:
+                group = [child.read(START_S)]
+        group += [child.read(START_S) for child in children[1:]]
+        begin(children, group)
+        yield children, group
 
 
 class Child:

@@ -25,6 +25,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,7 +33,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.common.children import START_S, Child, ChildFailed, begin
+from benchmarks.common.children import START_S, Child, ChildFailed, open_group
 from benchmarks.common.options import add_json, write_results
 from benchmarks.rounds.averaging_data import float64_mean, max_error
 from benchmarks.rounds.averaging_limits import measure_limits
@@ -47,21 +48,15 @@ Figures = dict[str, Any]
 
 def run_ours(options: argparse.Namespace, bits: int, rounds: int, folder: Path) -> Figures:
     codec, peers, fault = CODECS[bits], options.peers, options.fault
-    with ExitStack() as stack:
-        children: list[Child] = []
-        for number in range(peers):
-            env = {"BENCHMARK_FAULT": "1"} if fault else {}
-            if fault and number == peers - 1:
-                action = {"kill": "kill", "freeze": "stop"}[fault]
-                env["BARNRAISE_FAULT"] = f"{action}:during_exchange:{rounds}"
-            arguments = (number, options.params, codec, rounds, options.state, folder)
-            child = Child("benchmarks.rounds.averaging_peer", *arguments, env=env)
-            stack.callback(child.end)
-            children.append(child)
-            if number == 0:
-                group = [child.read(START_S)]  # it creates the authority's key
-        group += [child.read(START_S) for child in children[1:]]
-        begin(children, group)
+    starts = []
+    for number in range(peers):
+        env = {"BENCHMARK_FAULT": "1"} if fault else {}
+        if fault and number == peers - 1:
+            action = {"kill": "kill", "freeze": "stop"}[fault]
+            env["BARNRAISE_FAULT"] = f"{action}:during_exchange:{rounds}"
+        arguments = (number, options.params, codec, rounds, options.state, folder)
+        starts.append(partial(Child, "benchmarks.rounds.averaging_peer", *arguments, env=env))
+    with open_group(starts) as (children, group):
         survivors = range(peers - 1) if fault else range(peers)
         reports = [children[number].read(ROUND_S + 10.0 * rounds) for number in survivors]
     return {"codec": codec, **ours_of(reports, group, rounds, fault, folder)}

@@ -5,8 +5,10 @@
 STATE is where the outer state lies, as `peer join --state` has it. Prints its address, reads the whole group, takes
 part in ROUNDS rounds and prints its figures. All peers hold the key of a temporary coordinator (in FOLDER) and sign the
 start of the first term with it. Ed25519 is deterministic, so they sign the same bytes: no further process is needed.
-`BENCHMARK_LISTEN` names the IP address to listen at, `BENCHMARK_TRAIN_S` the seconds of training; with
-`BENCHMARK_BY_LINK` members merge by their links.
+CODEC is one name, or two, "up/down". `BENCHMARK_LISTEN` names the IP address to listen at, `BENCHMARK_TRAIN_S` the
+seconds of training; with `BENCHMARK_BY_LINK` members merge by their links. `BENCHMARK_PACE`, a `Pace` as JSON, has the
+product's trainers train with a stand-in for a worker. With `BENCHMARK_PARTS` the seconds of each part of a round are
+measured, and memory; the update is then not kept for the parent.
 """
 
 from __future__ import annotations
@@ -20,18 +22,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import torch
 import trio
 
 from benchmarks.common.children import START_S
+from benchmarks.common.paced_worker import Pace, PacedWorker, PlannedSchedule
+from benchmarks.common.round_parts import PeakMemory, Stopwatch
 from benchmarks.common.tcp_bytes import sent_bytes
 from benchmarks.rounds.averaging_data import delta_of, save
 from optim.algorithms.outer_step import DilocoOuter
 from optim.codecs import get_codec
-from optim.config import DilocoConfig
+from optim.config import DilocoConfig, StreamingConfig
 from optim.strategies.dense import DenseFormat
 from optim.strategies.diloco import DilocoStrategy
 from peer.checkpoint.generation import FileRoom, MemoryRoom, StateRoom
@@ -41,6 +45,7 @@ from peer.identity import Identity, sign_body
 from peer.model.layout import FlatLayout, TensorSlot
 from peer.net.host import open_host
 from peer.net.reach import Reach
+from peer.worker.client import WorkerGroup
 from swarm.protocol.agreement import events
 from swarm.protocol.agreement.config import AgreementConfig
 from swarm.protocol.agreement.messages import ChainLink, ChainMessage, StartBody
@@ -51,7 +56,8 @@ from swarm.protocol.round_schedule import RoundSchedule
 from swarm.protocol.timeouts import AdaptiveTimeouts
 from swarm.rounds.context import RoundContext
 from swarm.rounds.replica_driver import ReplicaDriver, restore_replica
-from swarm.rounds.trainers.trainer import TrainRequest, TrainResult
+from swarm.rounds.trainers.overlapped_trainer import trainer_of
+from swarm.rounds.trainers.trainer import Trainer, TrainRequest, TrainResult
 from swarm.rounds.work import work_of
 from swarm.state.outer_state import OuterState
 from swarm.state.server import serve_snapshots
@@ -87,9 +93,14 @@ class NoTraining:
         await trio.sleep_forever()
 
 
-def diloco_state(numel: int, codec: str, outer: DilocoOuter, folder: Path | None = None) -> OuterState:
-    """Return a state of zeros with a DiLoCo strategy of its own: in memory, or in files of `folder`."""
-    strategy = DilocoStrategy(DenseFormat([[slice(0, numel)]], get_codec(codec), get_codec(codec)), outer)
+def diloco_state(
+    numel: int, codec: str, outer: DilocoOuter, folder: Path | None = None, fragments: int = 1
+) -> OuterState:
+    """Return a state of zeros with a DiLoCo strategy of its own: in memory, or in files of `folder`. `codec` as on the
+    command line; each of the fragments is a contiguous part."""
+    up, _, down = codec.partition("/")
+    places = [[slice(numel * i // fragments, numel * (i + 1) // fragments)] for i in range(fragments)]
+    strategy = DilocoStrategy(DenseFormat(places, get_codec(up), get_codec(down or up)), outer)
     vectors, slot = ("theta", *strategy.shared), TensorSlot(0, (numel,), numel)
     room: StateRoom = MemoryRoom(vectors, numel)
     if folder is not None:
@@ -103,19 +114,24 @@ def diloco_state(numel: int, codec: str, outer: DilocoOuter, folder: Path | None
 class Observer:
     """Hears of commits. Notes the time of each, who was merged, and theta before the last one."""
 
-    def __init__(self, parts: RoundContext, rounds: int) -> None:
+    def __init__(self, parts: RoundContext, rounds: int, stopwatch: Stopwatch | None = None) -> None:
         self.seconds: dict[int, float] = {}  # by round; time.monotonic, the same clock in all processes
         self.merged: dict[int, list[str]] = {}  # by round, but for those whose state was fetched
         self.cpu_s: dict[int, float] = {}  # by round: of this process since its start
         self.faults: dict[int, int] = {}  # by round: pages that it has had mapped since its start
-        self.phases: dict[str, dict[int, float]] = {"exchange": {}, "vote": {}}  # by round: when it began
+        self.phases: dict[str, dict[int, float]] = {}  # by name and round: when it began
+        self.trained: dict[int, tuple[float, int, float]] = {}  # by round: when its steps ended, how many, their s
+        self.parts_s: dict[int, dict[str, float]] = {}  # by round: since the start, as `stopwatch` has it
         self.before_last: torch.Tensor | None = None
-        self._parts, self._rounds = parts, rounds
+        self._parts, self._rounds, self._stopwatch = parts, rounds, stopwatch
 
     def note(self, event: Event) -> None:
-        """Note when an exchange begins and ends."""
-        if event.name == "phase_entered" and (begun := self.phases.get(str(event.fields["phase"]))) is not None:
-            begun[int(str(event.fields["round"]))] = time.monotonic()
+        """Note when a phase begins, and what was trained."""
+        fields: dict[str, Any] = dict(event.fields)
+        if event.name == "phase_entered":
+            self.phases.setdefault(fields["phase"], {})[fields["round"]] = time.monotonic()
+        elif event.name == "round_trained":
+            self.trained[fields["round"]] = time.monotonic(), fields["steps"], fields["busy_s"]
 
     async def committed(self, head: Head, merged: Sequence[Contribution] | None) -> None:
         await trio.lowlevel.checkpoint()
@@ -126,7 +142,9 @@ class Observer:
             self.merged[head.round] = [body.member.peer for body in merged]
         self.cpu_s[head.round] = time.process_time()
         self.faults[head.round] = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        if head.round == self._rounds - 1:
+        if self._stopwatch is not None:
+            self.parts_s[head.round] = dict(self._stopwatch.seconds)
+        elif head.round == self._rounds - 1:
             self.before_last = self._parts.state.theta.clone()
 
     def donors(self, head: Head) -> Iterable[str]:
@@ -159,21 +177,49 @@ async def end_with_parent(everything: trio.CancelScope) -> None:
     everything.cancel()
 
 
+def pace_of_environment() -> Pace | None:
+    """Return how the stand-in for a worker works; None without one."""
+    text = os.environ.get("BENCHMARK_PACE")
+    return msgspec.json.decode(text, type=Pace) if text else None
+
+
+def schedule_of(pace: Pace | None) -> RoundSchedule:
+    """Return the work of the rounds."""
+    if pace is None:
+        return replace(SCHEDULE, by_link="BENCHMARK_BY_LINK" in os.environ)
+    if pace.fragments > 1:
+        outer = StreamingConfig(steps=pace.steps[0], fragments=pace.fragments, tau=pace.tau)
+        return replace(SCHEDULE, outer=outer)
+    return PlannedSchedule(SCHEDULE.outer, SCHEDULE.inner, SCHEDULE.seq_len, SCHEDULE.compute_s_max, planned=pace.steps)
+
+
 async def main(number: int, numel: int, codec: str, rounds: int, state_place: str, folder: Path) -> None:
     torch.set_num_threads(1)
     authority = Identity.load_or_create(folder / "authority.key")
     identity = Identity.generate()
     states = folder / f"states-{number}" if state_place == "disk" else None
-    state = diloco_state(numel, codec, DilocoOuter(lr=1.0, momentum=0.0), states)
+    pace = pace_of_environment()
+    outer, fragments = DilocoOuter(lr=1.0, momentum=0.0), pace.fragments if pace is not None else 1
+    state = diloco_state(numel, codec, outer, states, fragments)
+    stopwatch = Stopwatch(state) if "BENCHMARK_PARTS" in os.environ else None
     log = EventLog()
     listen = (f"/ip4/{os.environ.get('BENCHMARK_LISTEN', '127.0.0.1')}/tcp/0",)
-    schedule = replace(SCHEDULE, by_link="BENCHMARK_BY_LINK" in os.environ)
+    schedule, memory = schedule_of(pace), PeakMemory()
     config = open_host(identity=identity, events=log, reach=Reach(listen))
     async with config as host, trio.open_nursery() as nursery:
         snapshots = SnapshotStore(state.size_bytes, 8 << 20)
         serve_snapshots(host.rpc, [snapshots])
         fault = "BARNRAISE_FAULT" in os.environ or "BENCHMARK_FAULT" in os.environ
-        trainer, timeouts = NoTraining(delta_of(number, numel)), AdaptiveTimeouts(0.0 if fault else TIMEOUT_S)
+        trainer: Trainer
+        if pace is None:
+            trainer = NoTraining(delta_of(number, numel))
+        else:
+            worker = cast(WorkerGroup, PacedWorker(delta_of(number, numel), pace.step_s))
+            trainer = trainer_of(worker, schedule.outer, state.strategy, log)
+            nursery.start_soon(trainer.run)
+        if stopwatch is not None:
+            nursery.start_soon(memory.watch)
+        timeouts = AdaptiveTimeouts(0.0 if fault else TIMEOUT_S)
         parts = RoundContext(host, state, snapshots, trainer, schedule, timeouts, folder / host.peer_id)
         agreement = AgreementConfig(
             genesis=genesis("benchmark", state.tree.root),
@@ -184,7 +230,7 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
         exchange_s = lambda head: timeouts.exchange_s(timeouts.exchange_bytes)  # noqa: E731
         work = work_of(state.strategy, schedule, exchange_s, bytes_of=lambda head: timeouts.update_bytes)
         driver = await restore_replica(parts, agreement, work, lambda: ())
-        observer = Observer(parts, rounds)
+        observer = Observer(parts, rounds, stopwatch)
         log.subscribe(observer.note)
         driver.actor.listener = observer
         me = driver.me
@@ -195,6 +241,10 @@ async def main(number: int, numel: int, codec: str, rounds: int, state_place: st
             "seconds": observer.seconds,
             "merged": observer.merged,
             "phases": observer.phases,
+            "trained": observer.trained,
+            "parts_s": observer.parts_s,
+            "cpu_by_round": observer.cpu_s,
+            **memory.report(),
             "owned": list(driver.actor.exchanges.values())[-1].order.owners.count(me.peer),
             "cpu_s": (max(observer.cpu_s.values()) - min(observer.cpu_s.values())) / (rounds - min(observer.cpu_s)),
             "faults": [later - before for before, later in pairwise(observer.faults.values())],

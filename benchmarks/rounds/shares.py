@@ -21,7 +21,6 @@ import os
 import signal
 import sys
 import tempfile
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from math import inf
@@ -31,11 +30,12 @@ from typing import Any, Final
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.common.children import START_S, Child, ChildFailed, begin
+from benchmarks.common.children import Child, ChildFailed, open_group
 from benchmarks.common.options import add_json, write_results
 from benchmarks.common.shaped_lan import Lan, Unavailable, shaped_lan
 from swarm.protocol.shares import LinkSpeed, divide, seconds
 
+MODULE: Final = "benchmarks.rounds.averaging_peer"
 ROUND_S: Final = 120.0
 WARM_UP: Final = 2  # rounds: the plan of the second follows what the first has shown, and that is smoothed
 BITS: Final = 8
@@ -59,20 +59,13 @@ NETWORKS: Final = (
 
 def run(lan: Lan, peers: int, options: argparse.Namespace, by_link: bool, folder: Path) -> Figures:
     """Return the figures of one run."""
-    with ExitStack() as stack:
-        children: list[Child] = []
-        group: list[Figures] = []
-        for number in range(peers):
-            env = {"BENCHMARK_LISTEN": lan.ip(number), "BENCHMARK_TRAIN_S": str(options.train_s)}
-            env |= {"BENCHMARK_BY_LINK": "1"} if by_link else {}
-            arguments = (number, options.params, "int8", options.rounds, "memory", folder)
-            child = Child("benchmarks.rounds.averaging_peer", *arguments, env=env, place=partial(lan.at_host, number))
-            stack.callback(child.end)
-            children.append(child)
-            if not number:
-                group = [child.read(START_S)]  # it creates the authority's key
-        group += [child.read(START_S) for child in children[1:]]
-        begin(children, group)
+    starts = []
+    for number in range(peers):
+        env = {"BENCHMARK_LISTEN": lan.ip(number), "BENCHMARK_TRAIN_S": str(options.train_s)}
+        env |= {"BENCHMARK_BY_LINK": "1"} if by_link else {}
+        arguments = (number, options.params, "int8", options.rounds, "memory", folder)
+        starts.append(partial(Child, MODULE, *arguments, env=env, place=partial(lan.at_host, number)))
+    with open_group(starts) as (children, _):
         reports = [child.read(ROUND_S * options.rounds) for child in children]
     took, merged = [], []
     for name in map(str, range(1, options.rounds + 1)):

@@ -1,14 +1,27 @@
-"""The sections of RESULTS.md about rounds of several sizes, and on links of unequal speed."""
+"""The sections of RESULTS.md about rounds of several sizes, on links of unequal speed, and of one large model."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from benchmarks.common.markdown import table
+from benchmarks.common.markdown import table, yes
+from benchmarks.rounds.thin_link_rows import seconds_on_link
 
 HEAD: Final = (
     "peers x values|runs|ours, s|hivemind, s|times as fast (bar)|CPU s a peer|hivemind|share (bar)|page faults"
 )
+
+PHASES: Final = {
+    "encode": ("compute", "submit"),
+    "roster": ("submit", "exchange"),
+    "exchange": ("exchange", "vote"),
+    "commit": ("vote", "commit"),
+}
+"""Of an outer step, one after the other: where each begins and ends."""
+PARTS: Final = ("encode", "merge", "step", "hash")
+"""Seconds of threads: "encode" in the phase of that name, the others in the exchange."""
+BILLION: Final = 1_000_000_000
+MBIT: Final = (50.0, 200.0, 1000.0)
 
 
 def section(figures: dict[str, Any]) -> str:
@@ -59,4 +72,38 @@ def by_link(figures: dict[str, Any]) -> str:
     return (
         f"{figures['params']:,} values at 8 bits. The limit is what the slowest link needs for its bytes; hivemind's"
         f" `load_balance_peers` finds the same one by link.\n\n{table(head, rows)}"
+    )
+
+
+def outer_step_sum(figures: dict[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the seconds of an outer step of 1 B parameters, by phase and part and for "all": unshaped, and by link. On
+    a link the exchange lasts as long as here, or as its bytes, if those take longer."""
+    times = BILLION / figures["params"]
+    scaled = {name: seconds * (1 if name == "roster" else times) for name, seconds in figures["seconds"].items()}
+    sums = {"loopback": scaled}
+    for mbit in MBIT:
+        link_s = seconds_on_link(figures["coded_bytes"] * times, mbit)
+        sums[f"{mbit:,.0f} Mbit/s"] = scaled | {"exchange": max(scaled["exchange"], link_s)}
+    return {name: column | {"all": sum(column[phase] for phase in PHASES)} for name, column in sums.items()}
+
+
+def outer_step(figures: dict[str, Any]) -> str:
+    """Return the seconds of each phase as a row, beside the sums for 1 B parameters."""
+    sums, here = outer_step_sum(figures), figures["seconds"]
+    rows = [[name, *(f"{column[name]:.2f}" for column in (here, *sums.values()))] for name in PHASES]
+    rows += [[f"({part})", *(f"({column[f'{part}_part']:.2f})" for column in (here, *sums.values()))] for part in PARTS]
+    total = sum(here[phase] for phase in PHASES)
+    rows.append(["all", f"{total:.2f}", *(f"{column['all']:.2f}" for column in sums.values())])
+    own, peak = (figures[name] for name in ("own_bytes", "peak_bytes"))
+    return (
+        f"{figures['peers']} peers, {figures['params']:,} parameters, updates in {figures['codec']}, states in"
+        f" {figures['state']}."
+        f" Median of {figures['rounds']} rounds, of the slowest peer; all share this machine's cores. In brackets:"
+        " seconds of threads, which overlap; merge, step and hash are in the exchange. A peer sends"
+        f" {figures['coded_bytes'] / 1e6:.1f} MB and needs {figures['cpu_s']:.2f} s of CPU. Peak memory a process:"
+        f" {own / 1e9:.2f} GB, {peak / 1e9:.2f} GB with mapped files ({own / figures['params']:.1f} and"
+        f" {peak / figures['params']:.1f} bytes a parameter). All peers have the same bits:"
+        f" {yes(figures['identical'])}. The sums for 1 B parameters scale the seconds, but for the roster's; on a link"
+        " the exchange lasts at least as long as its bytes.\n\n"
+        + table(["seconds", "measured", *(f"sum for 1 B, {name}" for name in sums)], rows)
     )

@@ -1,7 +1,7 @@
 """One cell of the convergence benchmark: a method's workers in one process, from a warm model, over the same text.
 
 The strategies, codecs, gate, slices and inner optimizers are those of a run's peers; only the transport is missing.
-`tests/processes/test_method_bits.py` holds that groups of this kind reach the states of real peers, to the bit.
+`tests/processes/test_round_bits.py` holds that groups of this kind reach the states of real peers, to the bit.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import torch
 from optim import config
 from optim.codecs import CODECS, get_codec
 from optim.strategies.registry import build_strategy
-from tests.optim.strategies.test_strategies import INNER, LAYOUT, METHODS
-from tests.optim.support.rounds import Rounds, encoded, flat
+from tests.optim.strategies.test_strategies import METHODS
+from tests.optim.support.rounds import FP32, INNER, LAYOUT, Rounds, encoded, flat
 from tests.optim.support.trajectory import initial
 
 
@@ -58,7 +58,7 @@ def test_codecs(name: str, numel: int) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_methods(name: str) -> None:
     own = isinstance(METHODS[name], config.DemoConfig | config.SparseLocoConfig | config.LionConfig)
-    both(lambda: rounds_of(METHODS[name], config.CodecConfig() if own else config.CodecConfig(up="fp32", down="fp32")))
+    both(lambda: rounds_of(METHODS[name], config.CodecConfig() if own else FP32))
 
 
 @pytest.mark.parametrize(

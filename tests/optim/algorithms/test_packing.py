@@ -7,53 +7,45 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from optim.algorithms.packing import SparsePacking
+from optim.algorithms.dct_tiles import pieces
+from optim.algorithms.demo import DemoScheme
+from optim.algorithms.packing import Sparse, SparsePacking
 from optim.algorithms.sparseloco import SparseLocoScheme
 from peer.errors import ProtocolViolation
-from tests.optim.reference.group import Group
-from tests.optim.reference.sparse import SparseLoco
 from tests.optim.support.layouts import layout_of
 
 TENSORS = {"matrix": torch.zeros(128, 192), "vector": torch.zeros(64), "odd": torch.zeros(3, 5), "one": torch.zeros(1)}
 
 
-def method(bins: int | None) -> SparseLoco:
-    layout = layout_of(TENSORS)
-    return SparseLoco(layout, torch.zeros(layout.numel), 1, SparseLocoScheme(bins=bins))
-
-
-def local() -> torch.Tensor:
-    return torch.randn(layout_of(TENSORS).numel, generator=torch.Generator().manual_seed(5))
+LAYOUT = layout_of(TENSORS)
+PIECES = pieces(LAYOUT, 64, LAYOUT.numel)
 
 
 def test_sparseloco_takes_fourteen_bits_a_value_and_its_levels() -> None:
-    packing = method(4).packing
     tiles = 6  # of 64 x 64 in the matrix; the others are one tile each, of 64, 15 and 1
     matrix = (tiles * 64 * 12 + tiles * 64 * 2) // 8
     vector, odd, one = 64 * 6 // 8 + 64 * 2 // 8, -(-14 * 4 // 8) + -(-14 * 2 // 8), 1 + 1
-    assert packing.size == matrix + vector + odd + one + 4 * (4 + 16)
+    assert SparseLocoScheme().packing(PIECES).size == matrix + vector + odd + one + 4 * (4 + 16)
+
+
+def test_demo_takes_an_index_and_an_fp32_value() -> None:
+    matrix = 6 * 32 * (12 + 32) // 8
+    assert DemoScheme().packing(PIECES).size == matrix + 32 * (6 + 32) // 8 + -(-15 * 4 // 8) + 15 * 4 + 1 + 4
 
 
 @pytest.mark.parametrize("bins", [None, 4])
 def test_a_message_round_trips(bins: int | None) -> None:
-    sender = method(bins)
-    message = sender.outgoing(local(), local())
-    data = sender.packing.pack(message)
-    assert data.shape == (sender.packing.size,)
-    got = sender.packing.unpack(data.numpy().tobytes())
+    scheme, memory = SparseLocoScheme(bins=bins), torch.randn(LAYOUT.numel)
+    taken = [scheme.take(memory[piece.span], piece.tiling) for piece in PIECES]
+    quantized = tuple(q for _, q in taken if q is not None)
+    message, packing = Sparse(tuple(part for part, _ in taken), quantized or None), scheme.packing(PIECES)
+    data = packing.pack(message)
+    assert data.shape == (packing.size,)
+    got = packing.unpack(data.numpy().tobytes())
     for (index, value), (index_got, value_got) in zip(message.parts, got.parts, strict=True):
         assert torch.equal(index, index_got)
         assert torch.equal(value, value_got)
-    assert torch.equal(sender.packing.pack(got), data)
-    assert torch.equal(sender.merge([got], [1.0]), sender.merge([message], [1.0]))
-
-
-def test_the_group_counts_what_the_packing_takes() -> None:
-    group = Group("demo", TENSORS, 2, lr=1e-3, topk=32)
-    for _ in range(3):
-        group.step([{n: torch.randn_like(t) for n, t in TENSORS.items()}] * 2)
-    matrix = 6 * 32 * (12 + 32) // 8
-    assert group.bytes_up == 3 * (matrix + 32 * (6 + 32) // 8 + -(-15 * 4 // 8) + 15 * 4 + 1 + 4)
+    assert torch.equal(packing.pack(got), data)
 
 
 @settings(max_examples=100, deadline=None)

@@ -1,11 +1,10 @@
-"""int8 and int4 against an independent float64 coding, element by element, and their error bounds."""
+"""The error bounds, bytes and refusals of int8 and int4."""
 
 from __future__ import annotations
 
 import math
 import struct
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,30 +14,6 @@ from peer.errors import ProtocolViolation
 
 def vector(numel: int, seed: int = 1) -> torch.Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed)) * 1e-3
-
-
-def expected(x: np.ndarray, block: int, qmax: int, significant_bits: int) -> np.ndarray:
-    """Nearest multiple of the block's scale, in float64, by the definition in blockwise.py."""
-    out = np.empty_like(x)
-    for first in range(0, len(x), block):
-        part = x[first : first + block]
-        mantissa, exponent = math.frexp(np.abs(part).max() / qmax)
-        scale = math.ldexp(math.ceil(mantissa * 2**significant_bits), exponent - significant_bits)
-        out[first : first + block] = np.rint(part / scale) * scale
-    return out
-
-
-@pytest.mark.parametrize(("name", "block", "qmax", "bits"), [("int8", ROW, 127, 17), ("int4", 128, 7, 8)])
-def test_values_are_the_nearest_multiples_of_the_scale(name: str, block: int, qmax: int, bits: int) -> None:
-    x = vector(2 * ROW + 1000)
-    codec = get_codec(name)
-    decoded = codec.decode(codec.encode(x), len(x)).numpy().astype(np.float64)
-    wanted = expected(x.numpy().astype(np.float64), block, qmax, bits)
-    step = np.abs(x.numpy()).max() / qmax
-    # A value halfway between two codes may fall on either side, as the codec multiplies by a reciprocal.
-    different = decoded != wanted
-    assert different.mean() < 1e-3
-    assert np.abs(decoded - wanted).max() <= step * 1.01
 
 
 @pytest.mark.parametrize(("name", "block", "qmax", "slack"), [("int8", ROW, 127, 2**-16), ("int4", 128, 7, 2**-7)])

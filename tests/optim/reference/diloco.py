@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Final
 
-from optim.algorithms.outer_step import DilocoOuter
-from peer.errors import ConfigError
-from peer.model.layout import FlatLayout
-from tests.optim.reference.interface import Dense
+import numpy as np
+
+from tests.optim.support.trajectory import AdamWReference, Arrays, K, initial, replayed
+
+LR: Final = 0.7
+MOMENTUM: Final = 0.9
 
 
-class Diloco(Dense):
-    """DiLoCo. Every H inner steps: delta = theta - local; theta <- outer step on the mean delta; local <- theta.
+def outer_step(
+    theta: np.ndarray,
+    m: np.ndarray,
+    delta: np.ndarray,
+    kind: str = "nesterov",
+    lr: float = LR,
+    momentum: float = MOMENTUM,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the next weights and momentum. The wrong kinds are "heavy ball" and "dampened"."""
+    m = momentum * m + (1 - momentum if kind == "dampened" else 1.0) * delta
+    return theta - lr * (m if kind == "heavy ball" else delta + momentum * m), m
 
-    With outer momentum 0 and outer lr 1, theta becomes the mean of the local weights: federated averaging, with an
-    adaptive inner optimizer in place of SGD.
-    """
 
-    def __init__(self, layout: FlatLayout, theta: torch.Tensor, H: int, outer: DilocoOuter | None = None) -> None:
-        super().__init__(layout, theta)
-        if H < 1:
-            raise ConfigError(f"H is {H}: set at least 1 inner step a round")
-        self.every = H
-        self.outer = outer or DilocoOuter()
-        self.velocity = torch.zeros_like(theta)
+def diloco(H: int, kind: str = "nesterov") -> list[Arrays]:
+    """Return the workers' weights: every H steps of AdamW, an outer step on the mean of theta - local."""
+    theta, inner = initial(), [AdamWReference() for _ in range(K)]
+    velocity = {n: np.zeros_like(v) for n, v in theta.items()}
 
-    def sends(self, step: int) -> bool:
-        return step % self.every == 0
+    def advance(step: int, workers: list[Arrays], grads: list[Arrays]) -> None:
+        for optimizer, params, grad in zip(inner, workers, grads, strict=True):
+            optimizer.step(params, grad)
+        if step % H == 0:
+            for n in theta:
+                delta = np.mean([theta[n] - w[n] for w in workers], axis=0)
+                theta[n], velocity[n] = outer_step(theta[n], velocity[n], delta, kind)
+                for w in workers:
+                    w[n] = theta[n].copy()
 
-    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        return self.theta - local
-
-    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
-        assert merged is not None
-        self.outer.step(self.theta, self.velocity, merged)
-        local.copy_(self.theta)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"velocity": self.velocity}
+    return replayed(advance)

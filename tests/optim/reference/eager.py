@@ -1,42 +1,38 @@
-"""Eager updates (arXiv 2502.12996) in the paper's form; `optim.algorithms.eager` has the network's."""
+"""Eager updates (arXiv 2502.12996) in the paper's form: each peer has weights of its own."""
 
 from __future__ import annotations
 
-import torch
+import numpy as np
 
-from optim.algorithms.outer_step import DilocoOuter
-from peer.model.layout import FlatLayout
-from tests.optim.reference.diloco import Diloco
+from tests.optim.reference.diloco import outer_step
+from tests.optim.support.trajectory import AdamWReference, Arrays, K, initial, replayed
 
 
-class Eager(Diloco):
-    """DiLoCo whose exchange lasts a whole round, in the paper's form. `share`: this peer's weight in the mean, 1 / K.
+def updates(deltas: list[np.ndarray], before: list[np.ndarray]) -> list[np.ndarray]:
+    """Return what each peer steps with: its own fresh delta, and the others' of the round before (none in the first
+    round), each over the number of peers."""
+    others = [sum(before[:k] + before[k + 1 :], np.zeros(())) for k in range(len(deltas))]
+    return [(own + rest) / len(deltas) for own, rest in zip(deltas, others, strict=True)]
 
-    In the first round the others' term is missing, NOT replaced: stepping with delta_k instead of delta_k / K would
-    keep the replicas apart permanently. With K = 8, lr 0.7 and momentum 0.9 the method is unstable.
-    """
 
-    lag = 1
+def eager(H: int, first_round_whole: bool = False) -> list[Arrays]:
+    """Return the workers' weights. `first_round_whole`, which is wrong: a first delta counts as the whole mean."""
+    thetas, inner = [initial() for _ in range(K)], [AdamWReference() for _ in range(K)]
+    velocities = [{n: np.zeros_like(v) for n, v in initial().items()} for _ in range(K)]
+    before: list[Arrays] = []
 
-    def __init__(
-        self, layout: FlatLayout, theta: torch.Tensor, H: int, share: float, outer: DilocoOuter | None = None
-    ) -> None:
-        super().__init__(layout, theta, H, outer)
-        self.share = share
-        self._fresh = torch.zeros_like(theta)
-        self._sent_before = torch.zeros_like(theta)
+    def advance(step: int, workers: list[Arrays], grads: list[Arrays]) -> None:
+        for optimizer, params, grad in zip(inner, workers, grads, strict=True):
+            optimizer.step(params, grad)
+        if step % H:
+            return
+        deltas = [{n: t[n] - w[n] for n in t} for t, w in zip(thetas, workers, strict=True)]
+        for n in thetas[0]:
+            fresh = [delta[n] for delta in deltas]
+            whole = first_round_whole and not before
+            for k, update in enumerate(fresh if whole else updates(fresh, [delta[n] for delta in before])):
+                thetas[k][n], velocities[k][n] = outer_step(thetas[k][n], velocities[k][n], update)
+                workers[k][n] = thetas[k][n].copy()
+        before[:] = deltas
 
-    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        self._fresh = self.theta - local
-        return self._fresh
-
-    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
-        update = self._fresh * self.share
-        if merged is not None:
-            update.add_(merged).sub_(self._sent_before * self.share)
-        self._sent_before = self._fresh
-        self.outer.step(self.theta, self.velocity, update)
-        local.copy_(self.theta)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"velocity": self.velocity, "sent_before": self._sent_before}
+    return replayed(advance)

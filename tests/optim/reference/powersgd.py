@@ -6,91 +6,58 @@ No run uses it. The network has `optim.strategies.low_rank`, one exchange within
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
-
-from peer.compute.optimizer import InnerOptimizer
-from peer.model.layout import FlatLayout
-from tests.optim.reference.interface import Dense
 
 EPS = 1e-8
 
 
-class PowerSgd(Dense):
-    """PowerSGD. For each matrix M = error + gradient (a peer's own): P <- mean of M Q; P <- orthonormal P; Q <- mean of
-    M^T P (kept for the next step); the group's gradient is P Q^T, and error <- M - P Q^T. Vectors are averaged plainly.
+class PowerSgdWorkers:
+    """K workers that average gradients, in the dtype of `like`, name -> tensor.
 
-    The second merge needs the first's result (`exchanges` = 2), so a step costs the latency of two exchanges. The error
-    is meaningful only while the same peers stay; a joiner starts with 0 and must fetch Q (`state_dict`). A matrix is
-    compressed if that at least halves it (`saving_min`, hivemind's rule).
+    For each matrix M = error + gradient (a worker's own): P <- mean of M Q; P <- orthonormal P; Q <- mean of M^T P
+    (kept for the next step); the group's gradient is P Q^T, and error <- M - P Q^T. Vectors are averaged plainly.
+
+    A tensor of more dimensions is the matrix whose two sides have the smallest sum. A matrix is compressed if that
+    saves at least `saving_min` of it (one half: hivemind's rule); others are averaged plainly too.
     """
 
-    takes_gradients = True
-    exchanges = 2
-
     def __init__(
-        self,
-        layout: FlatLayout,
-        theta: torch.Tensor,
-        optimizer: InnerOptimizer,
-        rank: int,
-        saving_min: float = 0.5,
-        seed: int = 0,
+        self, like: Mapping[str, torch.Tensor], workers: int, rank: int, saving_min: float = 0.5, seed: int = 0
     ) -> None:
-        super().__init__(layout, theta)
-        self.optimizer, self.rank = optimizer, rank
-        self.error = torch.zeros_like(theta)  # holds M between the two exchanges
-        self.gradient = torch.zeros_like(theta)
         self.shapes = {
             name: shape
-            for name, slot in layout.slots.items()
-            if (shape := _as_matrix(slot.shape)) and 1 - rank * sum(shape) / slot.numel >= saving_min
+            for name, tensor in like.items()
+            if (shape := _as_matrix(tuple(tensor.shape))) and 1 - rank * sum(shape) / tensor.numel() >= saving_min
         }
+        """(rows, columns) of each compressed matrix."""
         generator = torch.Generator().manual_seed(seed)
         self.q = {
-            name: torch.randn(columns, rank, generator=generator, dtype=torch.float64).to(theta)
+            name: torch.randn(columns, rank, generator=generator, dtype=torch.float64).to(like[name])
             for name, (_, columns) in self.shapes.items()
         }
-        self._p: dict[str, torch.Tensor] = {}
-        self._second = False
+        self.errors = [{name: torch.zeros_like(like[name]) for name in self.shapes} for _ in range(workers)]
+        self.values_sent = sum(
+            rank * sum(self.shapes[name]) if name in self.shapes else tensor.numel() for name, tensor in like.items()
+        )
+        """What each worker sends in a step, both exchanges together."""
 
-    def sends(self, step: int) -> bool:
-        return True
-
-    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        views = self.layout.views(self.error)
-        if not self._second:
-            self.error.add_(gradient)
-            parts = [views[name].view(shape) @ self.q[name] for name, shape in self.shapes.items()]
-        else:
-            parts = [views[name].view(shape).T @ self._p[name] for name, shape in self.shapes.items()]
-            parts += [view for name, view in views.items() if name not in self.shapes]
-        return torch.cat([part.reshape(-1) for part in parts]) if parts else self.error[:0]
-
-    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
-        assert merged is not None
-        if not self._second:
-            self._second = True
-            sizes = [rows * self.rank for rows, _ in self.shapes.values()]
-            for (name, (rows, _)), flat in zip(self.shapes.items(), merged.split(sizes), strict=True):
-                self._p[name] = orthonormal(flat.view(rows, self.rank).clone())
-            return
-        gradients, first = self.layout.views(self.gradient), 0
-        for name, (_, columns) in self.shapes.items():
-            self.q[name] = merged[first : first + columns * self.rank].view(columns, self.rank).clone()
-            first += columns * self.rank
-            gradients[name].copy_((self._p[name] @ self.q[name].T).view(gradients[name].shape))
-        for name, view in gradients.items():
+    def step(self, gradients: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Return the averaged gradient of one step. `gradients`: each worker's, which are only read."""
+        averaged = {}
+        for name in gradients[0]:
             if name not in self.shapes:
-                view.copy_(merged[first : first + view.numel()].view(view.shape))
-                first += view.numel()
-        self._second = False
-        self.error.sub_(self.gradient)
-        self.optimizer.step(self.theta, self.gradient)
-        local.copy_(self.theta)
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        return {"error": self.error, **{f"q.{name}": q for name, q in self.q.items()}, **self.optimizer.state_dict()}
+                averaged[name] = _mean([gradient[name] for gradient in gradients])
+                continue
+            wanted = [error[name] + gradient[name] for error, gradient in zip(self.errors, gradients, strict=True)]
+            matrices = [m.reshape(self.shapes[name]) for m in wanted]
+            p = orthonormal(_mean([m @ self.q[name] for m in matrices]))
+            self.q[name] = _mean([m.T @ p for m in matrices])
+            averaged[name] = (p @ self.q[name].T).view_as(wanted[0])
+            for error, m in zip(self.errors, wanted, strict=True):
+                error[name] = m - averaged[name]
+        return averaged
 
 
 def orthonormal(p: torch.Tensor) -> torch.Tensor:
@@ -101,6 +68,10 @@ def orthonormal(p: torch.Tensor) -> torch.Tensor:
         rest = p[:, i + 1 :]
         rest.sub_(torch.outer(column, column @ rest))
     return p
+
+
+def _mean(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    return torch.stack(list(tensors)).mean(0)
 
 
 def _as_matrix(shape: tuple[int, ...]) -> tuple[int, int] | None:

@@ -2,72 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Final
 
-import torch
+import numpy as np
 
-from optim.algorithms.fragments import fragment_spans
-from optim.algorithms.outer_step import DilocoOuter
-from peer.compute.mixing import mix_into
-from peer.errors import ConfigError
-from peer.model.layout import FlatLayout
-from tests.optim.reference.diloco import Diloco
+from tests.optim.reference.diloco import outer_step
+from tests.optim.support.trajectory import AdamWReference, Arrays, K, initial, replayed
+
+FRAGMENTS: Final = [
+    {"embed": slice(0, 6), "blocks.0.w": slice(None), "blocks.0.b": slice(None)},
+    {"embed": slice(6, 12), "blocks.1.w": slice(None), "blocks.1.b": slice(None)},
+]
+"""Whole blocks, strided, and an equal share of the embedding's rows."""
 
 
-class Streaming(Diloco):
-    """DiLoCo with one of F fragments exchanged at a time: every H / F inner steps (a slot) the next fragment moves.
+def streaming(H: int, tau: int, mix: float, against_mixed: bool = False) -> list[Arrays]:
+    """Return the workers' weights: every H / 2 steps the next fragment's outer step, on the deltas of `tau` steps ago.
 
-    The fragment's delta is taken `tau` steps before the end of its slot and travels while training continues. At the
-    end of the slot the global copy moves, and local <- alpha * local + (1 - alpha) * global. The next delta is taken
-    against the global copy, so it contains the kept part of the local weights. With one fragment, tau 0 and alpha 0
-    this is `Diloco` to the bit.
+    `against_mixed`, which is wrong: deltas are taken against the weights after mixing, not against the outer ones."""
+    every = H // len(FRAGMENTS)
+    theta, inner = initial(), [AdamWReference() for _ in range(K)]
+    velocity = {n: np.zeros_like(v) for n, v in theta.items()}
+    base = [initial() for _ in range(K)]  # what a delta is taken against
+    flying: Arrays = {}
 
-    `incoming` selects the next fragment. A discarded round is therefore retried with the same fragment, whose global
-    copy has not changed.
-    """
+    def advance(step: int, workers: list[Arrays], grads: list[Arrays]) -> None:
+        for optimizer, params, grad in zip(inner, workers, grads, strict=True):
+            optimizer.step(params, grad)
+        slot = -(-step // every)  # the slot this step belongs to, from 1
+        fragment = FRAGMENTS[(slot - 1) % len(FRAGMENTS)]
+        if step == slot * every - tau:
+            for n, at in fragment.items():
+                flying[n] = np.mean([b[n][at] - w[n][at] for b, w in zip(base, workers, strict=True)], axis=0)
+        if step == slot * every:
+            for n, at in fragment.items():
+                theta[n][at], velocity[n][at] = outer_step(theta[n][at], velocity[n][at], flying.pop(n))
+                for b, w in zip(base, workers, strict=True):
+                    w[n][at] = mix * w[n][at] + (1 - mix) * theta[n][at]
+                    b[n][at] = w[n][at] if against_mixed else theta[n][at]
 
-    def __init__(
-        self,
-        layout: FlatLayout,
-        theta: torch.Tensor,
-        H: int,
-        fragments: Sequence[Sequence[str]],
-        tau: int = 0,
-        alpha: float = 0.0,
-        outer: DilocoOuter | None = None,
-    ) -> None:
-        super().__init__(layout, theta, H, outer)
-        named = sorted(name for fragment in fragments for name in fragment)
-        if named != sorted(layout.slots) or not all(fragments):
-            raise ConfigError("a parameter has no fragment or several, or a fragment is empty: name each exactly once")
-        if H % len(fragments) or not 0 <= tau < H // len(fragments):
-            raise ConfigError(
-                f"H is {H} and tau {tau} with {len(fragments)} fragments:"
-                " set H to a multiple of the fragments and tau below their quotient"
-            )
-        if not 0 <= alpha <= 1:
-            raise ConfigError(f"alpha is {alpha}: set it to a value in [0, 1]")
-        self.every = H // len(fragments)
-        self.tau, self.alpha = tau, alpha
-        self.spans = [fragment_spans(layout, fragment) for fragment in fragments]
-        self.fragment = 0
-
-    def sends(self, step: int) -> bool:
-        return (step + self.tau) % self.every == 0
-
-    def applies(self, step: int) -> bool:
-        return step % self.every == 0
-
-    def outgoing(self, local: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
-        """Return the current fragment's delta, (m,), m: the size of the fragment."""
-        return torch.cat([self.theta[span] - local[span] for span in self.spans[self.fragment]])
-
-    def incoming(self, merged: torch.Tensor | None, local: torch.Tensor) -> None:
-        assert merged is not None
-        first = 0
-        for span in self.spans[self.fragment]:
-            theta = self.theta[span]
-            self.outer.step(theta, self.velocity[span], merged[first : first + len(theta)])
-            first += len(theta)
-            mix_into(local[span], theta, self.alpha)
-        self.fragment = (self.fragment + 1) % len(self.spans)
+    return replayed(advance)

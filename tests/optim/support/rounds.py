@@ -1,17 +1,39 @@
-"""The test problem's trajectory through the strategies."""
+"""The test problem, trained through the strategies."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from benchmarks.training.rounds import Rounds as Rounds
 from benchmarks.training.rounds import encoded as encoded
+from benchmarks.training.strategy_group import Overlap, StrategyGroup
+from optim import config
 from optim.strategies.interface import Coding, OuterStrategy
-from peer.model.layout import FlatLayout
+from optim.strategies.registry import build_strategy
+from peer.compute.optimizer import InnerSpec
+from peer.config import InnerConfig
+from tests.optim.support.layouts import layout_of
 from tests.optim.support.trajectory import STEPS, AdamWReference, Arrays, K, gradient, initial
+
+if TYPE_CHECKING:  # it loads the network
+    from benchmarks.training.gossip_group import GossipGroup
+
+LR, WEIGHT_DECAY = 1e-2, 0.1
+LAYOUT = layout_of({name: torch.from_numpy(value) for name, value in initial().items()})
+INNER = InnerConfig(lr=LR, batch_size=4, total_steps=100, weight_decay=WEIGHT_DECAY)
+FP32 = config.CodecConfig(up="fp32", down="fp32")
+
+
+def built(
+    method: config.OuterConfig, codec: config.CodecConfig | None = None, inner: InnerConfig = INNER
+) -> Callable[[], OuterStrategy]:
+    """Return what builds a peer's strategy as a run does; its vectors travel in fp32 if `codec` is left out."""
+    usual = FP32 if isinstance(method, config.DENSE) else config.CodecConfig()
+    return lambda: build_strategy(method, codec or usual, LAYOUT, inner)
 
 
 def decoded(coding: Coding, messages: Sequence[torch.Tensor], numel: int) -> torch.Tensor:
@@ -27,26 +49,44 @@ def flat(arrays: Arrays) -> torch.Tensor:
     return torch.from_numpy(np.concatenate([value.ravel() for value in arrays.values()])).float()
 
 
-def trajectory(build: Callable[[], OuterStrategy], layout: FlatLayout, every: int, lr: float = 0.0) -> list[Arrays]:
-    """Return the weights of every worker after `STEPS` inner steps, in the form of
-    `tests.optim.support.trajectory.replayed`: K strategies in fp32, fed by float64 workers."""
-    rounds = Rounds(build, flat(initial()), K)
-    inner = [AdamWReference() for _ in range(K)]
-    workers = [initial() for _ in range(K)]
-    gathered: list[list[Arrays]] = []
+class Float64AdamW:
+    """A worker's optimizer: AdamW in float64, on the group's weights in fp32."""
+
+    def __init__(self) -> None:
+        self.lr, self._formula = LR, AdamWReference()
+
+    def step(self, local: torch.Tensor, gradient: torch.Tensor) -> None:
+        self._formula.lr = self.lr
+        params = {"": local.double().numpy()}
+        self._formula.step(params, {"": gradient.double().numpy()})
+        local.copy_(torch.from_numpy(params[""]))
+
+
+def trained(
+    build: Callable[[], OuterStrategy],
+    every: int,
+    overlap: Overlap | None = None,
+    *,
+    lr: float = LR,
+    workers: int = K,
+    tokens: int | None = None,
+) -> StrategyGroup:
+    """Train the strategies that `build` makes on the test problem for `STEPS` inner steps, in fp32 and through bytes,
+    with workers in float64. `lr`: the learning rate of a method that exchanges gradients."""
+    init = {name: torch.from_numpy(value).float() for name, value in initial().items()}
+    group = StrategyGroup(build, init, workers, every, InnerSpec(lr=lr), overlap=overlap, tokens=tokens)
+    train(group)
+    return group
+
+
+def train(group: StrategyGroup | GossipGroup) -> None:
+    """Train a new group on the test problem, with workers in float64."""
+    group.inner[:] = [Float64AdamW() for _ in group.local]  # type: ignore[misc]
     for step in range(1, STEPS + 1):
-        gathered.append([gradient(k, step, workers[k]) for k in range(K)])
-        if rounds.strategies[0].product == "delta":
-            for optimizer, params, grad in zip(inner, workers, gathered[-1], strict=True):
-                optimizer.step(params, grad)
-        if step % every:
-            continue
-        if rounds.strategies[0].product == "delta":
-            products = [rounds.tensors[0] - flat(params) for params in workers]
-        else:
-            products = [sum((flat(grads[k]) for grads in gathered), torch.zeros(())) / len(gathered) for k in range(K)]
-        gathered.clear()
-        rounds.exchange(products, lr=lr)
-        theta = layout.views(rounds.tensors[0])
-        workers = [{n: v.double().numpy().copy() for n, v in theta.items()} for _ in range(K)]
-    return workers
+        grads = [gradient(k, step, params) for k, params in enumerate(weights(group))]
+        group.step([{n: torch.from_numpy(g).float() for n, g in grad.items()} for grad in grads])
+
+
+def weights(group: StrategyGroup | GossipGroup) -> list[Arrays]:
+    """Return the weights of every worker, in the form of `tests.optim.support.trajectory.replayed`."""
+    return [{n: p.double().numpy() for n, p in group.layout.views(local).items()} for local in group.local]

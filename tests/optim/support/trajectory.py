@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import torch
-
-from tests.optim.reference.group import Group
 
 K, STEPS = 4, 60
 SHAPES = {"embed": (12, 6), "blocks.0.w": (8, 6), "blocks.0.b": (8,), "blocks.1.w": (6, 16), "blocks.1.b": (6,)}
@@ -26,16 +23,6 @@ def gradient(k: int, step: int, params: Arrays) -> Arrays:
         name: np.sin(value + 0.3 * k) + 0.5 * value + 0.3 * rng.normal(size=value.shape)
         for name, value in params.items()
     }
-
-
-def simulated(algo: str, **cfg: object) -> tuple[Group, list[Arrays]]:
-    """Run `Group`; return it and the weights of every worker."""
-    init = {name: torch.from_numpy(value.copy()) for name, value in initial().items()}
-    group = Group(algo, init, K, **cfg)  # type: ignore[arg-type]
-    for step in range(1, STEPS + 1):
-        seen = [{name: p.numpy().copy() for name, p in group.params(k).items()} for k in range(K)]
-        group.step([{n: torch.from_numpy(g) for n, g in gradient(k, step, seen[k]).items()} for k in range(K)])
-    return group, [{name: p.numpy() for name, p in group.params(k).items()} for k in range(K)]
 
 
 def replayed(advance: Callable[[int, list[Arrays], list[Arrays]], None]) -> list[Arrays]:

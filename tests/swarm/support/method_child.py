@@ -1,5 +1,5 @@
-"""One of several processes that run rounds of any method with invented work; started by `test_methods.py` and
-`test_four_processes.py`.
+"""One of several processes that run rounds of any method with invented work; started by `test_methods.py`,
+`test_four_processes.py` and `test_round_bits.py`.
 
     python -m tests.swarm.support.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
 
@@ -76,6 +76,11 @@ def delta_of(number: int, round_number: int, size: int) -> torch.Tensor:
     return torch.randn(size, generator=generator) * (1e-3 + 1e-4 * number)
 
 
+def seed_of(number: int, round_number: int) -> int:
+    """The seed of what peer `number` draws when it encodes a round's work (ternary codes)."""
+    return 1000 * number + round_number
+
+
 class Invented:
     """Work that takes no time."""
 
@@ -87,7 +92,9 @@ class Invented:
     async def train(self, request: TrainRequest) -> TrainResult:
         await trio.lowlevel.checkpoint()
         steps, size = request.assignment.steps, sum(place.stop - place.start for place in request.places)
-        return TrainResult(steps, steps, 1.0, delta_of(self._number, request.round_info.round, size))
+        delta = delta_of(self._number, request.round_info.round, size)
+        torch.manual_seed(seed_of(self._number, request.round_info.round))
+        return TrainResult(steps, steps, 1.0, delta)
 
     def finish_early(self) -> None:
         """Do nothing: training takes no time."""
