@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 
 from benchmarks.training import cloze
 from benchmarks.training.byte_task import BATCH, MODEL, SEQ, STEPS, WARM_STEPS, WORKERS, Task, inner_config
+from benchmarks.training.demo_group import DemoGroup
 from benchmarks.training.gossip_group import GossipGroup
 from benchmarks.training.liars import Lie, liar
 from benchmarks.training.powersgd_group import PowerSgdGroup
@@ -25,6 +26,7 @@ from benchmarks.training.strategy_group import Overlap, StrategyGroup
 from optim.algorithms.outer_step import DilocoOuter
 from optim.config import (
     CodecConfig,
+    DemoConfig,
     DilocoConfig,
     EagerConfig,
     GossipConfig,
@@ -54,6 +56,8 @@ class Run:
     lie: Lie = "garbage"
     powersgd_rank: int = 0
     """If set, the workers average gradients as PowerSGD's paper does; `method` and `codec` say nothing."""
+    by_authors: bool = False
+    """Whether `method`, DeMo, is computed by its authors' formulas in float64."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -62,6 +66,7 @@ class Run:
         found = {"method": self.method, "codec": self.codec, "inner": inner, "workers": self.workers, "steps": STEPS}
         extra = {"liars": self.liars, "lie": self.lie} if self.liars else {}
         extra |= {"powersgd_rank": self.powersgd_rank} if self.powersgd_rank else {}
+        extra |= {"by_authors": True} if self.by_authors else {}
         plain: dict[str, Any] = msgspec.to_builtins({**found, "warm_steps": WARM_STEPS, "model": MODEL, **extra})
         return plain
 
@@ -100,11 +105,13 @@ def train(run: Run, seed: int, folder: Path) -> dict[str, Any]:
 
 def group_of(
     run: Run, config: InnerConfig, layout: FlatLayout, theta: torch.Tensor, seed: int
-) -> StrategyGroup | GossipGroup | PowerSgdGroup:
+) -> StrategyGroup | GossipGroup | PowerSgdGroup | DemoGroup:
     """Return the run's workers at these weights, with empty optimizers, as a peer that joins has."""
     method, spec = run.method, InnerSpec.of(config)
     if run.powersgd_rank:
         return PowerSgdGroup(layout, theta, run.workers, spec, run.powersgd_rank, config.clip_norm)
+    if isinstance(method, DemoConfig) and run.by_authors:
+        return DemoGroup(layout, theta, run.workers, method.decay, method.topk, method.chunk)
     if isinstance(method, GossipConfig):
         return GossipGroup(method, run.codec, layout, theta, run.workers, spec, seed)
     overlap, every = Overlap(), method.steps
