@@ -51,7 +51,11 @@ OUTPUT_BIAS: Final = "output_bias"
 BUNDLES: Final = "bundles"
 SHARES: Final = "shares_by_link"
 PAGES: Final = "pages"
-FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES})
+LAYERED_BITS: Final = "lgreco_by_layer"
+SUMMED_FACTORS: Final = "powersgd_summed"
+FEATURES: Final = frozenset(
+    {COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS}
+)
 """Features that a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
@@ -119,7 +123,7 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not set(features_of(self.run, self.data)) <= set(self.requires):
+        if not {*features_of(self.run, self.data), *codec_features(self.codec)} <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")
         if (self.data.source == "pages") != (self.data.pages is not None):
             raise ValueError("pages are not named where the source is pages, or where it is not")
@@ -325,6 +329,12 @@ def model_features(model: ModelConfig) -> tuple[str, ...]:
         ROPE_KIND: scaling is not None and scaling.kind != "llama3",
         OUTPUT_BIAS: model.output_bias,
     }
+    return tuple(name for name, needs in needed.items() if needs)
+
+
+def codec_features(codec: CodecConfig) -> tuple[str, ...]:
+    """Return what the codecs require of the software of each peer: messages in a form that older software lacks."""
+    needed = {LAYERED_BITS: codec.up == "lgreco", SUMMED_FACTORS: codec.up == "powersgd"}
     return tuple(name for name, needs in needed.items() if needs)
 
 

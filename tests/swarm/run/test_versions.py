@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from optim.config import CodecConfig
 from peer.config import DataConfig, RopeScaling
 from peer.errors import NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Identity, Signed, sign_body
@@ -24,6 +25,7 @@ from swarm.run.manifest import (
     OLDEST_SPOKEN,
     PROTOCOL_VERSION,
     AnyManifest,
+    codec_features,
     features_of,
     model_features,
     open_any_manifest,
@@ -215,3 +217,9 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     assert model_features(msgspec.structs.replace(plain, attention_bias=True, output_bias=True)) == ("output_bias",)
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, model=stretched)
+    layered = CodecConfig(up="lgreco")
+    with pytest.raises(ValueError, match="requires lacks"):
+        make_manifest(AUTHORITY.peer_id, codec=layered)
+    assert (codec_features(CodecConfig()), codec_features(layered)) == ((), ("lgreco_by_layer",))
+    assert codec_features(CodecConfig(up="powersgd")) == ("powersgd_summed",)
+    assert make_manifest(AUTHORITY.peer_id, codec=layered, requires=codec_features(layered)).codec == layered
