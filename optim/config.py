@@ -208,7 +208,7 @@ class SparseLocoConfig(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"
 
 
 class LionConfig(PerStepConfig, frozen=True, kw_only=True, tag="lion"):
-    """Distributed Lion (2404.00438): votes of -1, 0 or 1 up, their majority or mean down. Of the inner section only the
+    """Distributed Lion (2404.00438): votes up, a bit each, their majority or mean down. Of the inner section only the
     learning rate and weight_decay count; weight_decay applies to all parameters."""
 
     b1: float = 0.9

@@ -20,7 +20,8 @@ SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: small enough to overlap se
 SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
 _FEEDBACK: Final = ("two_bit", "sign", "topk", "lgreco")
-_VOTE_BITS: Final = 1.6  # five votes a byte
+_VOTE_BITS: Final = 1 + 1 / 64  # a sign, and a bit a block without votes
+_MAJORITY_BITS: Final = 1.6  # five decisions a byte
 
 
 def exchange_of(
@@ -34,7 +35,7 @@ def exchange_of(
             bits = math.log2(method.bins) if method.bins else 32
             return _gathered(_tile_bits(shapes, method.chunk, method.topk, bits), peers, "delta")
         case config.LionConfig():
-            down = _VOTE_BITS if method.vote == "majority" else math.ceil(math.log2(2 * peers + 1))
+            down = _MAJORITY_BITS if method.vote == "majority" else math.ceil(math.log2(2 * peers + 1))
             return ExchangeSize(
                 state_vectors=1,
                 up=_VOTE_BITS / 8,
