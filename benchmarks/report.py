@@ -1,4 +1,4 @@
-"""Write RESULTS.md from the figures in benchmarks/results, one section a file.
+"""Write RESULTS.md from the figures in benchmarks/results, one section a file, and what other pages say of them.
 
     python benchmarks/report.py
 
@@ -19,11 +19,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.agreement import availability_cells, large_model_rows, traffic_rows
 from benchmarks.common import scenario_rows
 from benchmarks.common.markdown import number, percent, scaled, significant, span, table, yes
-from benchmarks.common.options import RESULTS
+from benchmarks.common.options import RESULTS, ROOT
 from benchmarks.network import flow_rows
 from benchmarks.rounds import size_rows, thin_link_rows, topology_rows
+from benchmarks.training import convergence_report
 
 FILE = RESULTS.parent / "RESULTS.md"
+GUIDE, README = ROOT / "docs" / "run" / "methods.md", ROOT / "README.md"
+BEGIN, END = "<!-- benchmarks/report.py writes this table -->", "<!-- end of the table -->"
 INTRODUCTION = """# Results
 
 `python benchmarks/report.py` writes this page from `benchmarks/results`; a benchmark's `--json` writes its file there.
@@ -91,28 +94,6 @@ def codecs(figures: Figures) -> str:
         table(["codec", "encode", "decode", "bits/value", "relative error"], rows)
         + f"\n\nGB/s of fp32 on one thread, by CPU time; a plain copy makes {copy:.2f}. Bars: int8 3 and 2, int4 1.5"
         " and 1, others 0.4."
-    )
-
-
-def convergence(figures: Figures) -> str:
-    """Loss over bytes, the best first."""
-    rows = [
-        [
-            row["method"],
-            number(row["loss"], 4),
-            number(row["sent"] / 1e6, 2),
-            number(row["received"] / 1e6, 2),
-            f"{row['saves']:.0f}x" if row["saves"] else "-",
-        ]
-        for row in sorted(figures["rows"], key=lambda row: float(row["loss"]))
-    ]
-    verdicts = [f"- {'' if passed else '**missed** '}{text}" for passed, text in figures["verdicts"]]
-    return (
-        f'Loss before: {figures["before"]:.4f}. MB are one worker\'s payload; "saves" compares with the fp32 gradients'
-        " of every step. Picture: `benchmarks/training/convergence.png`.\n\n"
-        + table(["method", "loss", "MB sent", "MB received", "saves"], rows)
-        + "\n\n"
-        + "\n".join(verdicts)
     )
 
 
@@ -333,7 +314,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "codecs": ("Codecs", codecs),
     "merging": ("Merge rules", merging),
     "training/loss_checks": ("Check by loss", plain),
-    "convergence": ("Convergence: loss against bytes", convergence),
+    "convergence": ("Convergence: loss against bytes", convergence_report.section),
     "dht": ("DHT", dht),
     "flow": ("Messages: calls, flows, the ring to the worker", flow),
     "state_transfer": ("State transfer", state_transfer),
@@ -369,5 +350,34 @@ def report(folder: Path = RESULTS) -> str:
     return "\n".join(parts)
 
 
-if __name__ == "__main__":
+def guide(page: str, figures: Figures) -> str:
+    """Return docs/run/methods.md with the losses and bytes of the methods between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not end:
+        raise SystemExit(f"{GUIDE} has no {BEGIN} and {END}: put them back, the table of methods goes between")
+    return f"{before}{BEGIN}\n\n{convergence_report.guide(figures)}\n\n{END}{after}"
+
+
+def readme(page: str, figures: Figures) -> str:
+    """Return README with its line about the bytes of a worker."""
+    line = convergence_report.sentence(figures)
+    lines = page.split("\n")
+    places = [at for at, old in enumerate(lines) if old.startswith(line[: line.index(",")])]
+    if len(places) != 1:
+        raise SystemExit(f"{README} has {len(places)} lines about the bytes of a worker: keep one in its table")
+    lines[places[0]] = line
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Write the pages and the picture."""
     FILE.write_text(report())
+    figures = json.loads((RESULTS / "convergence.json").read_text())["figures"]
+    GUIDE.write_text(guide(GUIDE.read_text(), figures))
+    README.write_text(readme(README.read_text(), figures))
+    convergence_report.draw(figures)
+
+
+if __name__ == "__main__":
+    main()

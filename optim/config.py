@@ -23,6 +23,8 @@ ALPHA_MAX: Final = 1e6
 EAGER_PEERS: Final = 8  # with so many peers and more momentum than below, training diverged
 EAGER_MOMENTUM: Final = 0.5
 TRIM: Final = 0.25
+BITS_MIN: Final = 1.25  # signs and their scales take a little more than 1
+BITS_MAX: Final = 8.0
 FLAG_PEERS_MAX: Final = 64  # the eigenvectors of 64 contributors take about a second; of 1,024 they would take an hour
 
 
@@ -34,17 +36,17 @@ class CodecConfig(msgspec.Struct, frozen=True, kw_only=True):
     down: DownCodec = "int8"
     """From the owner, merged, to all members. A slice's owner changes from round to round and cannot add to the next
     result what this one left out: of the codecs that need error feedback only `two_bit` is allowed, whose results stay
-    close to the merge. `powersgd` does not use it."""
+    close to the merge."""
     rank: int = 4
     """Of `powersgd`."""
-    error_budget: float = 1.0
-    """Of `lgreco`, which codes each slice in int8, int4 or ternary: the error allowed, relative to int4 everywhere."""
+    bits: float = 3.0
+    """Of `lgreco`: a message's, a value. Each sender chooses int8, int4, two_bit or sign for each part of a layer."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= 1024:
             raise ValueError(f"rank is {self.rank}: set it between 1 and 1024")
-        if not 0 < self.error_budget <= 100:
-            raise ValueError(f"error_budget is {self.error_budget}: set it above 0 and at most 100")
+        if not BITS_MIN <= self.bits <= BITS_MAX:
+            raise ValueError(f"bits is {self.bits}: set it between {BITS_MIN} and {BITS_MAX}")
 
 
 class MethodConfig(msgspec.Struct, frozen=True, kw_only=True, tag_field="method"):
@@ -206,7 +208,7 @@ class SparseLocoConfig(MethodConfig, frozen=True, kw_only=True, tag="sparseloco"
 
 
 class LionConfig(PerStepConfig, frozen=True, kw_only=True, tag="lion"):
-    """Distributed Lion (2404.00438): votes of -1, 0 or 1 up, their majority or mean down. Of the inner section only the
+    """Distributed Lion (2404.00438): votes up, a bit each, their majority or mean down. Of the inner section only the
     learning rate and weight_decay count; weight_decay applies to all parameters."""
 
     b1: float = 0.9

@@ -19,9 +19,9 @@ BITS: Final[dict[str, float]] = {
 SLICE_VALUES_MAX: Final = 1 << 21  # 2 MiB at 8 bits: small enough to overlap send and merge, with few calls
 SLICE_VALUES_MIN: Final = 1 << 14
 SLICES_WANTED: Final = 12  # a smaller model has smaller slices; 2, 3, 4 or 6 peers share that many evenly
-_FEEDBACK: Final = ("two_bit", "sign", "topk")
-_VOTE_BITS: Final = 1.6  # five votes a byte
-_LGRECO_BITS: Final = BITS["int8"]  # at most: it chooses less for most slices
+_FEEDBACK: Final = ("two_bit", "sign", "topk", "lgreco")
+_VOTE_BITS: Final = 1 + 1 / 64  # a sign, and a bit a block without votes
+_MAJORITY_BITS: Final = 1.6  # five decisions a byte
 
 
 def exchange_of(
@@ -35,7 +35,7 @@ def exchange_of(
             bits = math.log2(method.bins) if method.bins else 32
             return _gathered(_tile_bits(shapes, method.chunk, method.topk, bits), peers, "delta")
         case config.LionConfig():
-            down = _VOTE_BITS if method.vote == "majority" else math.ceil(math.log2(2 * peers + 1))
+            down = _MAJORITY_BITS if method.vote == "majority" else math.ceil(math.log2(2 * peers + 1))
             return ExchangeSize(
                 state_vectors=1,
                 up=_VOTE_BITS / 8,
@@ -46,7 +46,7 @@ def exchange_of(
                 product="gradient",
             )
         case config.GossipConfig():  # to one partner: weights and delta
-            both = _bits(codec.up) / 8, _bits(codec.down) / 8
+            both = BITS[codec.up] / 8, BITS[codec.down] / 8
             return ExchangeSize(state_vectors=2, up=both[0], result=both[1], peers=peers, is_common=False)
     return _dense(method, codec, shapes, peers)
 
@@ -67,10 +67,11 @@ def _dense(
     method: config.OuterConfig, codec: config.CodecConfig, shapes: Iterable[tuple[str, Shape]], peers: int
 ) -> ExchangeSize:
     if codec.up == "powersgd":
-        up = _low_rank_bits(shapes, codec.rank) / 8
-        result, memory = peers * up, 1.0
+        share = _low_rank_share(shapes, codec.rank)
+        up, result, memory = share * BITS["int8"] / 8, share * BITS[codec.down] / 8, 1.0
     else:  # with feedback a residual
-        up, result, memory = _bits(codec.up) / 8, _bits(codec.down) / 8, 1.0 * (codec.up in _FEEDBACK)
+        bits = codec.bits if codec.up == "lgreco" else BITS[codec.up]
+        up, result, memory = bits / 8, BITS[codec.down] / 8, 1.0 * (codec.up in _FEEDBACK)
     private = memory
     every_step = isinstance(method, config.AllReduceConfig)
     fragments, overlap = 1, 0.0
@@ -118,15 +119,12 @@ def _tile_bits(shapes: Iterable[tuple[str, Shape]], chunk: int, topk: int, value
     return sent / values
 
 
-def _low_rank_bits(shapes: Iterable[tuple[str, Shape]], rank: int) -> float:
-    """Return the bits a value of two factors of 16 bits; parameters that they do not halve are sent as bf16."""
+def _low_rank_share(shapes: Iterable[tuple[str, Shape]], rank: int) -> float:
+    """Return the numbers sent for each value, on average over two rounds: one factor each; parameters that both do not
+    halve are sent whole."""
     sent = values = 0.0
     for _, shape in shapes:
         size, factors = math.prod(shape), rank * sum(shape)
-        sent += 16 * (factors if len(shape) > 1 and 2 * factors <= size else size)
+        sent += factors / 2 if len(shape) > 1 and 2 * factors <= size else size
         values += size
     return sent / values
-
-
-def _bits(codec: str) -> float:
-    return _LGRECO_BITS if codec == "lgreco" else BITS[codec]

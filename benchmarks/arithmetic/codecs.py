@@ -87,6 +87,7 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
     """Measure PowerSGD on a matrix of 4096 columns, error feedback included."""
     import torch
 
+    from optim.codecs import get_codec
     from optim.strategies.low_rank import LowRankFormat
     from peer.model.layout import FlatLayout, TensorSlot
 
@@ -95,7 +96,7 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
     x = heavy_tailed(rows * columns)
     layout = FlatLayout({"matrix": TensorSlot(0, (rows, columns), rows * columns)}, rows * columns)
     for rank in (4, 16):
-        wire = LowRankFormat(layout, [["matrix"]], rank)
+        wire = LowRankFormat(layout, [["matrix"]], rank, get_codec("fp32"))
         coding = wire.coding(0, x)
         out = [torch.empty(coding.message_bytes(i), dtype=torch.uint8) for i in range(coding.count)]
         encode_s = least_cpu_s(lambda wire=wire, c=coding, out=out: wire.encode(c, x, out), repeat)
@@ -103,11 +104,13 @@ def measure_low_rank(numel: int, repeat: int) -> dict[str, Figures]:
         def decode(coding: Any = coding, out: Any = out) -> Any:
             decoded = torch.empty_like(x)
             for i, message in enumerate(out):
-                for place, values in coding.mean(i, [coding.unpack(i, message)], [1.0]):
+                for _, place, values in coding.decoded(coding.up, i, message):  # of one block
                     decoded[place] = values
             return decoded
 
-        LowRankFormat(layout, [["matrix"]], rank).encode(coding, x, out)  # a first message: the error is stated for it
+        LowRankFormat(layout, [["matrix"]], rank, get_codec("fp32")).encode(
+            coding, x, out
+        )  # the error is a first one's
         decode_s = least_cpu_s(decode, repeat)
         size = sum(len(message) for message in out)
         found[f"powersgd rank {rank}"] = figures(x, size, decode(), encode_s, decode_s) | {

@@ -1,7 +1,7 @@
 """One cell of the convergence benchmark: a method's workers in one process, from a warm model, over the same text.
 
 The strategies, codecs, gate, slices and inner optimizers are those of a run's peers; only the transport is missing.
-`tests/processes/test_round_bits.py` holds that groups of this kind reach the states of real peers, to the bit.
+`tests/processes/test_four_processes.py` holds that groups of this kind reach the states of real peers, to the bit.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from safetensors.torch import load_file
 
 from benchmarks.training import cloze
 from benchmarks.training.byte_task import BATCH, MODEL, SEQ, STEPS, WARM_STEPS, WORKERS, Task, inner_config
+from benchmarks.training.demo_group import DemoGroup
 from benchmarks.training.gossip_group import GossipGroup
 from benchmarks.training.liars import Lie, liar
+from benchmarks.training.powersgd_group import PowerSgdGroup
 from benchmarks.training.strategy_group import Overlap, StrategyGroup
 from optim.algorithms.outer_step import DilocoOuter
 from optim.config import (
-    AllReduceConfig,
     CodecConfig,
+    DemoConfig,
     DilocoConfig,
     EagerConfig,
     GossipConfig,
@@ -52,14 +54,20 @@ class Run:
     workers: int = WORKERS
     liars: int = 0
     lie: Lie = "garbage"
+    powersgd_rank: int = 0
+    """If set, the workers average gradients as PowerSGD's paper does; `method` and `codec` say nothing."""
+    by_authors: bool = False
+    """Whether `method`, DeMo, is computed by its authors' formulas in float64."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """All that the losses depend on, except for the code: plain values for JSON."""
         inner = {**msgspec.to_builtins(inner_config(self.inner))}
         found = {"method": self.method, "codec": self.codec, "inner": inner, "workers": self.workers, "steps": STEPS}
-        lies = {"liars": self.liars, "lie": self.lie} if self.liars else {}
-        plain: dict[str, Any] = msgspec.to_builtins({**found, "warm_steps": WARM_STEPS, "model": MODEL, **lies})
+        extra = {"liars": self.liars, "lie": self.lie} if self.liars else {}
+        extra |= {"powersgd_rank": self.powersgd_rank} if self.powersgd_rank else {}
+        extra |= {"by_authors": True} if self.by_authors else {}
+        plain: dict[str, Any] = msgspec.to_builtins({**found, "warm_steps": WARM_STEPS, "model": MODEL, **extra})
         return plain
 
 
@@ -85,7 +93,7 @@ def train(run: Run, seed: int, folder: Path) -> dict[str, Any]:
     return {
         "curve": curve,
         "loss": curve[-1][2] if math.isfinite(curve[-1][2]) else None,
-        "cloze": cloze.accuracy(task, group.theta, cloze.draw(text, 0)),
+        "cloze": round(cloze.accuracy(task, group.theta, cloze.draw(text, 0)), 4),
         "sent": group.bytes_up,
         "received": group.bytes_down,
         "fp32_gradients": 4 * task.layout.numel * STEPS,
@@ -97,9 +105,13 @@ def train(run: Run, seed: int, folder: Path) -> dict[str, Any]:
 
 def group_of(
     run: Run, config: InnerConfig, layout: FlatLayout, theta: torch.Tensor, seed: int
-) -> StrategyGroup | GossipGroup:
+) -> StrategyGroup | GossipGroup | PowerSgdGroup | DemoGroup:
     """Return the run's workers at these weights, with empty optimizers, as a peer that joins has."""
     method, spec = run.method, InnerSpec.of(config)
+    if run.powersgd_rank:
+        return PowerSgdGroup(layout, theta, run.workers, spec, run.powersgd_rank, config.clip_norm)
+    if isinstance(method, DemoConfig) and run.by_authors:
+        return DemoGroup(layout, theta, run.workers, method.decay, method.topk, method.chunk)
     if isinstance(method, GossipConfig):
         return GossipGroup(method, run.codec, layout, theta, run.workers, spec, seed)
     overlap, every = Overlap(), method.steps
@@ -125,9 +137,3 @@ def group_of(
         steps_of=steps_of,
         corrupt=liar(run.lie, run.liars, seed) if run.liars else None,
     )
-
-
-def is_data_parallel(run: Run) -> bool:
-    """Whether the run exchanges the gradient of each batch in fp32."""
-    fp32 = CodecConfig(up="fp32", down="fp32")
-    return isinstance(run.method, AllReduceConfig) and run.codec == fp32 and run.method.optimizer == "adamw"

@@ -80,6 +80,8 @@ def methods() -> dict[str, Run]:
         "DeMo k=32": _run(config.DemoConfig(), weight_decay=0.0),
         "Distributed Lion, majority": _run(config.LionConfig(), lr=3e-4),
         "Distributed Lion, average": _run(config.LionConfig(vote="average"), lr=3e-4),
+        "PowerSGD r=4, every step (the paper's)": Run(all_workers, FP32, COSINE, powersgd_rank=4),
+        "DiLoCo H=20 powersgd r=4": _diloco(20, CodecConfig(up="powersgd", down="int8")),
         ALONE: Run(config.AllReduceConfig(batch=BATCH), FP32, COSINE, workers=1),
     }
 

@@ -1,67 +1,55 @@
-"""L-GreCo (arXiv 2210.17357): the number of bits of each part, under one budget of error.
+"""L-GreCo's dynamic program (arXiv 2210.17357), in its dual form: the least error within a number of bytes.
 
-Each part (a layer in the paper, a slice here) has several choices, with their bytes and squared error. Dynamic
-programming over (part, error spent) finds the fewest bytes whose errors sum to at most the budget. The usual budget is
-the error of one choice everywhere: the result is then no larger, with no more error.
+The paper looks for the fewest bytes under a bound on the error. Here the size of a message is agreed beforehand, so the
+bytes are the bound. Each part has several choices, with their bytes and squared error; the program goes over (part,
+bytes spent).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from peer.errors import ConfigError
-
-STEPS: Final = 10_000  # the budget is spent in steps of 1/10,000
+STEPS: Final = 4096  # the bytes above the smallest choices are spent in at most so many steps
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One way to code a part. `error`: squared L2 distance between decoded and encoded values."""
 
-    name: str
     size_bytes: int
     error: float
 
 
-def allocate(tables: Sequence[Sequence[Choice]], budget: float) -> list[Choice]:
-    """Return one choice for each part: the fewest bytes with a sum of errors of at most `budget`.
+def allocate(tables: Sequence[Sequence[Choice]], budget: int) -> list[int]:
+    """Return the number of one choice for each part: the least sum of errors in at most `budget` bytes; of equal ones
+    the smaller. ValueError if even the smallest choices exceed it.
 
-    Errors are rounded up to steps of the budget, so the budget always holds; a choice within one step a part of it may
-    be missed. `ConfigError` if even the smallest errors exceed it.
-    """
-    # cost[e]: fewest bytes of the parts so far with error of at most e steps
-    cost = np.zeros(STEPS + 1)
-    picks: list[np.ndarray] = []
-    for table in tables:
-        best, pick = np.full(STEPS + 1, np.inf), np.zeros(STEPS + 1, dtype=np.int64)
-        for number, choice in enumerate(table):
-            spent = _steps(choice.error, budget)
-            if spent > STEPS:
+    If more than `STEPS` bytes can be chosen about, sizes are rounded up to a step: the budget always holds, and a
+    choice within one step a part of it may be missed."""
+    smallest = [min(choice.size_bytes for choice in table) for table in tables]
+    spare = budget - sum(smallest)
+    if spare < 0:
+        raise ValueError(f"the smallest choices take {sum(smallest)} bytes: allow that many instead of {budget}")
+    step = max(1, -(-spare // STEPS))
+    units = spare // step
+    least = np.zeros(units + 1)  # least[e]: error of the parts so far in at most e steps
+    picks: list[np.ndarray[tuple[int], np.dtype[np.int64]]] = []
+    for table, floor in zip(tables, smallest, strict=True):
+        best, pick = np.full(units + 1, np.inf), np.zeros(units + 1, dtype=np.int64)
+        for number in sorted(range(len(table)), key=lambda i: table[i].size_bytes):
+            extra = -(-(table[number].size_bytes - floor) // step)
+            if extra > units:
                 continue
-            with_it = np.full(STEPS + 1, np.inf)
-            with_it[spent:] = cost[: STEPS + 1 - spent] + choice.size_bytes
-            better = with_it < best
-            best[better], pick[better] = with_it[better], number
+            with_it = least[: units + 1 - extra] + table[number].error
+            better = with_it < best[extra:]
+            best[extra:][better], pick[extra:][better] = with_it[better], number
         picks.append(pick)
-        cost = best
-    if not np.isfinite(cost[STEPS]):
-        raise ConfigError(
-            f"no choice of codecs stays within the error budget {budget:g}: raise it, or offer a finer codec"
-        )
-    chosen: list[Choice] = []
-    left = STEPS
-    for table, pick in zip(reversed(tables), reversed(picks), strict=True):
-        choice = table[int(pick[left])]
-        chosen.append(choice)
-        left -= _steps(choice.error, budget)
+        least = best
+    chosen, left = [], units
+    for table, floor, pick in zip(reversed(tables), reversed(smallest), reversed(picks), strict=True):
+        number = int(pick[left])
+        chosen.append(number)
+        left -= -(-(table[number].size_bytes - floor) // step)
     return chosen[::-1]
-
-
-def _steps(error: float, budget: float) -> int:
-    if error <= 0:
-        return 0
-    return int(min(np.ceil(error / budget * STEPS), STEPS + 1)) if budget > 0 else STEPS + 1

@@ -28,7 +28,7 @@ class AllReduceStrategy(OuterStrategy):
         self._layout, self._format = layout, message_format
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> Coding:
-        return self._format.coding(0, state[1], check)
+        return self._format.coding(0, state[1], check, round_info.round - 1)
 
     def slices(self, round_info: RoundInfo) -> int:
         return self._format.slices(0)

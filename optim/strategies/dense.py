@@ -28,32 +28,19 @@ def slice_length(numel: int) -> int:
     return min(max(-(-numel // SLICES_WANTED), SLICE_VALUES_MIN), SLICE_VALUES_MAX)
 
 
-class DenseCoding(Coding):
-    """A coding with slices of equal length, cut at the codecs' granules, the same at every peer of a run.
+class MergedCoding(Coding):
+    """A coding whose slices are vectors. `up` codes a contributor's, `down` the owner's result, `rule` merges."""
 
-    `up` codes a contributor's slice, `down` the owner's result, `rule` merges. A message is the values at `places`,
-    concatenated; there may be gaps between the places.
-    """
-
-    def __init__(self, places: Sequence[slice], up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:
-        self.places = tuple(places)
+    def __init__(self, up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:
         self.up, self.down, self.rule = up, down, rule
-        self.numel = sum(place.stop - place.start for place in places)
-        granule: int = math.lcm(up.granule, down.granule)
-        self.length: int = -(-slice_length(self.numel) // granule) * granule
-        self.count: int = -(-self.numel // self.length)
+
+    @abstractmethod
+    def size(self, index: int) -> int:
+        """Return the number of values of a slice."""
 
     def code(self, index: int) -> Codec:
         """Return the codec of contributors' slices."""
         return self.up
-
-    def span(self, index: int) -> slice:
-        """Return the slice's span of the message."""
-        return slice(index * self.length, min(self.numel, (index + 1) * self.length))
-
-    def size(self, index: int) -> int:
-        span = self.span(index)
-        return int(span.stop - span.start)
 
     def message_bytes(self, index: int) -> int:
         size: int = self.code(index).encoded_size(self.size(index))
@@ -82,6 +69,29 @@ class DenseCoding(Coding):
         """Return the squared norm of the results of these slices together."""
         pairs = zip(indices, results, strict=True)
         return math.fsum(self.down.decoded_sqnorm(data, self.size(index)) for index, data in pairs)
+
+
+class DenseCoding(MergedCoding):
+    """A coding with slices of equal length, cut at the codecs' granules, the same at every peer of a run.
+
+    A message is the values at `places`, concatenated; there may be gaps between the places.
+    """
+
+    def __init__(self, places: Sequence[slice], up: Codec, down: Codec, rule: MergeRule = MEAN) -> None:
+        super().__init__(up, down, rule)
+        self.places = tuple(places)
+        self.numel = sum(place.stop - place.start for place in places)
+        granule: int = math.lcm(up.granule, down.granule)
+        self.length: int = -(-slice_length(self.numel) // granule) * granule
+        self.count: int = -(-self.numel // self.length)
+
+    def span(self, index: int) -> slice:
+        """Return the slice's span of the message."""
+        return slice(index * self.length, min(self.numel, (index + 1) * self.length))
+
+    def size(self, index: int) -> int:
+        span = self.span(index)
+        return int(span.stop - span.start)
 
     def updates(self, index: int, data: Buffer) -> Iterator[tuple[slice, torch.Tensor]]:
         numel = self.size(index)
@@ -130,8 +140,8 @@ class Feedback:
         for i in range(coding.count):
             span = coding.span(i)
             wanted = residual[span] + vector[span]
-            sqnorms.append(coding.up.encode_with_sqnorm(wanted, out[i])[1])
-            torch.sub(wanted, coding.up.decode(out[i], coding.size(i)), out=residual[span])
+            sqnorms.append(coding.code(i).encode_with_sqnorm(wanted, out[i])[1])
+            torch.sub(wanted, coding.code(i).decode(out[i], coding.size(i)), out=residual[span])
         return sqnorms
 
     def memory(self, coding: DenseCoding) -> Sequence[torch.Tensor]:
@@ -142,7 +152,7 @@ class Feedback:
         if coding.up.needs_error_feedback:
             residual = self._residual(coding)
             for i, message in enumerate(messages):
-                residual[coding.span(i)] += coding.up.decode(message, coding.size(i))
+                residual[coding.span(i)] += coding.code(i).decode(message, coding.size(i))
 
     def _residual(self, coding: DenseCoding) -> torch.Tensor:
         key = tuple((place.start, place.stop) for place in coding.places)
@@ -161,9 +171,9 @@ class MessageFormat(ABC):
     """How owners merge."""
 
     @abstractmethod
-    def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on) -> Coding:
-        """Return the fragment's coding, a pure function of `momentum` (the shared state's, (P,), only read). `check` as
-        in `OuterStrategy.coding`."""
+    def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on, turn: int = 0) -> Coding:
+        """Return the fragment's coding, a pure function of `momentum` (the shared state's, (P,), only read) and `turn`,
+        the number of commits of the fragment before. `check` as in `OuterStrategy.coding`."""
 
     @abstractmethod
     def slices(self, fragment: int) -> int:
@@ -197,7 +207,7 @@ class DenseFormat(MessageFormat):
         self._codings = [DenseCoding(places, up, down, rule) for places in fragments]
         self._feedback = Feedback(new_vector)
 
-    def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on) -> DenseCoding:
+    def coding(self, fragment: int, momentum: torch.Tensor, check: Check = go_on, turn: int = 0) -> DenseCoding:
         return self._codings[fragment]
 
     def slices(self, fragment: int) -> int:

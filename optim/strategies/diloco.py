@@ -27,7 +27,8 @@ class DilocoStrategy(OuterStrategy):
         self._outer = outer
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> Coding:
-        return self._format.coding(self._fragment(round_info), state[1], check)
+        turn = (round_info.round - 1) // self._format.fragments
+        return self._format.coding(self._fragment(round_info), state[1], check, turn)
 
     def slices(self, round_info: RoundInfo) -> int:
         return self._format.slices(self._fragment(round_info))

@@ -1,7 +1,7 @@
-"""Distributed Lion on the network (arXiv 2404.00438): votes up, their majority or their mean down, without rounding.
+"""Distributed Lion on the network (arXiv 2404.00438): votes up in a bit a value, their majority or their mean down.
 
-The paper's sign takes 1 bit a value. A vote here may be 0 and takes 1.6 bits (see `optim.codecs.votes`), up and, as
-majorities may be ties, down. The mean of n votes comes down as their sum, in ceil(log2(2 n + 1)) bits: 4 for 4 peers.
+A message up has 1 + 1/64 bits a value, which keep most votes of 0 (see `optim.codecs.votes`). A majority may be a tie,
+so it comes down in 1.6 bits. The mean of n votes comes down as their sum, in ceil(log2(2 n + 1)) bits: 4 for 4 peers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from optim.algorithms.lion import LionRule
 from optim.codecs import Buffer
 from optim.codecs.interface import as_bytes
 from optim.codecs.rows import absmax
-from optim.codecs.votes import SENDERS_MAX, Votes, pack_tally, tally_bytes, unpack_tally
+from optim.codecs.votes import SENDERS_MAX, Decisions, Votes, pack_tally, tally_bytes, unpack_tally
 from optim.strategies.dense import CHUNK, DenseCoding
 from optim.strategies.interface import (
     Check,
@@ -34,10 +34,11 @@ from peer.errors import ProtocolViolation
 
 
 class MajorityCoding(DenseCoding):
-    """A coding whose result is the sign of the sum of votes. Weights are not used: each peer has one vote."""
+    """A coding whose result is the sign of the sum of votes. Weights are not used: each peer has one vote. `turn`: the
+    round's number, of which `Votes` asks whether it is even."""
 
-    def __init__(self, numel: int) -> None:
-        super().__init__([slice(0, numel)], Votes(), Votes())
+    def __init__(self, numel: int, turn: int) -> None:
+        super().__init__([slice(0, numel)], Votes(turn), Decisions())
 
     def merge(self, index: int, messages: Sequence[Buffer], weights: Sequence[float]) -> torch.Tensor:
         return self.down.encode(self._count(index, messages).sign_())
@@ -100,17 +101,18 @@ class LionStrategy(OuterStrategy):
 
     def __init__(self, numel: int, rule: LionRule, majority: bool, new_vector: NewVector = in_memory) -> None:
         self.rule, self._new_vector = rule, new_vector
-        self._coding = MajorityCoding(numel) if majority else AverageCoding(numel)
+        kind = MajorityCoding if majority else AverageCoding
+        self._codings = [kind(numel, turn) for turn in (0, 1)]
 
     @cached_property
     def _momentum(self) -> torch.Tensor:
-        return self._new_vector(self._coding.numel)
+        return self._new_vector(self._codings[0].numel)
 
     def coding(self, round_info: RoundInfo, state: Sequence[torch.Tensor], check: Check = go_on) -> MajorityCoding:
-        return self._coding
+        return self._codings[round_info.round % 2]
 
     def slices(self, round_info: RoundInfo) -> int:
-        return self._coding.count
+        return self._codings[0].count
 
     def step_into(
         self, round_info: RoundInfo, after: Sequence[torch.Tensor], before: Sequence[torch.Tensor], update: torch.Tensor

@@ -94,14 +94,14 @@ def build_format(
 ) -> MessageFormat:
     """Return the form of dense messages, of one fragment at a time. A `rule` other than the mean has a codec that
     `check_merge` allows."""
+    down = get_codec(codec.down)
     if codec.up == "powersgd":  # matrices stay whole
         names = strided_fragments(list(layout.slots), fragments) if fragments > 1 else [list(layout.slots)]
-        return LowRankFormat(
-            layout, [[n for n in layout.slots if n in fragment] for fragment in names], codec.rank, new_vector
-        )
-    places, down = even_fragments(layout, fragments), get_codec(codec.down)
+        ordered = [[name for name in layout.slots if name in fragment] for fragment in names]
+        return LowRankFormat(layout, ordered, codec.rank, down, new_vector)
+    places = even_fragments(layout, fragments)
     if codec.up == "lgreco":
-        return AllocatedFormat(places, down, codec.error_budget)
+        return AllocatedFormat(layout, places, down, codec.bits, new_vector)
     return DenseFormat(places, get_codec(codec.up), down, rule, new_vector)
 
 

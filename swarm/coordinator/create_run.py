@@ -38,6 +38,7 @@ from swarm.run.manifest import (
     Manifest,
     features_of,
     fit_templates,
+    message_features,
     model_features,
     sign_manifest,
 )
@@ -85,7 +86,13 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         protocol=PROTOCOL_VERSION,
         authority=identity.peer_id,
         created_at=int(time.time()),
-        requires=features_of(run.run, data) + model_features(model) + bundled + shared,
+        requires=(
+            *features_of(run.run, data),
+            *model_features(model),
+            *message_features(run.outer, run.codec),
+            *bundled,
+            *shared,
+        ),
         run=run.run,
         model=model,
         tokenizer=tokenizer_name,

@@ -15,7 +15,7 @@ from typing import Annotated, Final, TypeVar, cast
 import msgspec
 from blake3 import blake3
 
-from optim.config import AllReduceConfig, CodecConfig, OuterConfig, check_merge
+from optim.config import AllReduceConfig, CodecConfig, LionConfig, OuterConfig, check_merge
 from peer.bounds import HASH_BYTES, Name
 from peer.config import TOKENS_MAX, DataConfig, InnerConfig, ModelConfig, WeightType, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
@@ -51,7 +51,15 @@ OUTPUT_BIAS: Final = "output_bias"
 BUNDLES: Final = "bundles"
 SHARES: Final = "shares_by_link"
 PAGES: Final = "pages"
-FEATURES: Final = frozenset({COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES})
+LAYERED_BITS: Final = "lgreco_by_layer"
+SUMMED_FACTORS: Final = "powersgd_summed"
+SIGN_VOTES: Final = "lion_signs"
+FEATURES: Final = frozenset(
+    {
+        COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS,
+        SIGN_VOTES,
+    }
+)  # fmt: skip
 """Features that a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
@@ -119,7 +127,7 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not set(features_of(self.run, self.data)) <= set(self.requires):
+        if not {*features_of(self.run, self.data), *message_features(self.outer, self.codec)} <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")
         if (self.data.source == "pages") != (self.data.pages is not None):
             raise ValueError("pages are not named where the source is pages, or where it is not")
@@ -324,6 +332,17 @@ def model_features(model: ModelConfig) -> tuple[str, ...]:
     needed = {
         ROPE_KIND: scaling is not None and scaling.kind != "llama3",
         OUTPUT_BIAS: model.output_bias,
+    }
+    return tuple(name for name, needs in needed.items() if needs)
+
+
+def message_features(outer: OuterConfig, codec: CodecConfig) -> tuple[str, ...]:
+    """Return what a method with its codecs requires of the software of each peer: messages in a form that older
+    software lacks."""
+    needed = {
+        LAYERED_BITS: codec.up == "lgreco",
+        SUMMED_FACTORS: codec.up == "powersgd",
+        SIGN_VOTES: isinstance(outer, LionConfig),
     }
     return tuple(name for name, needs in needed.items() if needs)
 

@@ -10,9 +10,13 @@ import torch
 from benchmarks.training import cloze, convergence, convergence_rows
 from benchmarks.training.byte_task import SEQ
 from benchmarks.training.convergence_cell import Run
+from benchmarks.training.demo_group import DemoGroup
 from benchmarks.training.liars import LIES, liar
+from benchmarks.training.rounds import Rounds
 from optim import config
+from optim.strategies.registry import build_strategy
 from peer.config import InnerConfig
+from tests.optim.support.layouts import layout_of
 
 RUNS = [run for table in convergence_rows.rows().values() for run in table.values()]
 
@@ -60,6 +64,22 @@ def test_only_missing_and_changed_cells_are_computed() -> None:
 def test_a_fingerprint_tells_liars_apart() -> None:
     method = config.DilocoConfig()
     assert len({convergence.fingerprint(Run(method, liars=n, lie=lie)) for n in (0, 1, 2) for lie in LIES}) == 9
+
+
+def test_demos_authors_formulas_step_as_the_method_does() -> None:
+    shapes = {"embed": (128, 96), "gain": (64,), "w": (176, 64)}
+    layout = layout_of({name: torch.empty(shape) for name, shape in shapes.items()})
+    inner = InnerConfig(lr=1e-2, batch_size=1, total_steps=10, weight_decay=0.0)
+    method, zeros = config.DemoConfig(decay=0.9), torch.zeros(layout.numel)
+    rounds = Rounds(lambda: build_strategy(method, config.CodecConfig(), layout, inner), zeros, 3)
+    authors = DemoGroup(layout, zeros, 3, method.decay, method.topk, method.chunk)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(4):
+        gradients = [torch.randn(layout.numel, generator=generator) for _ in range(3)]
+        rounds.exchange(gradients, lr=1e-2)
+        authors.step([layout.views(gradient) for gradient in gradients], 1e-2)
+        assert float((rounds.tensors[0] - authors.theta).abs().max()) < 1e-6
+    assert float(authors.theta.abs().max()) > 0.025
 
 
 @pytest.mark.parametrize("lie", LIES)

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from optim.config import METHODS
+from optim.config import METHODS, CodecConfig
 from peer.config import RopeScaling
 from peer.errors import BarnraiseError
 from peer.identity import Identity
-from swarm.run.manifest import AnyManifest, ServedModelManifest, model_features, open_any_manifest
+from swarm.run.manifest import AnyManifest, ServedModelManifest, message_features, model_features, open_any_manifest
 from swarm.run.sections import RunRules
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_msgpack
@@ -29,7 +29,9 @@ def manifests() -> list[AnyManifest]:
     found: list[AnyManifest] = []
     for name, method in METHODS.items():
         needed = {"batch": 4} if name == "allreduce" else {"steps": 4}
-        found.append(make_manifest(AUTHORITY.peer_id, outer=method(**needed), run=RunRules(name=name)))
+        outer = method(**needed)
+        features = message_features(outer, CodecConfig())
+        found.append(make_manifest(AUTHORITY.peer_id, outer=outer, run=RunRules(name=name), requires=features))
     whole = make_manifest(AUTHORITY.peer_id)
     rope = RopeScaling(factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_seq_len=16)
     found.append(msgspec.structs.replace(whole, model=msgspec.structs.replace(whole.model, rope_scaling=rope)))

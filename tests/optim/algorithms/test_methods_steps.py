@@ -28,11 +28,11 @@ def test_lion(short_slices: None, vote: str) -> None:
 
 @pytest.mark.parametrize("workers", [2, 3, 6, 7])
 def test_a_tie_of_votes_moves_nothing(workers: int) -> None:
-    init = {"w": torch.zeros(3)}
-    group = StrategyGroup(lambda: LionStrategy(3, LionRule(), True), init, workers, 1, InnerSpec(lr=0.1))
-    group.step([{"w": torch.tensor([1.0 if k % 2 else -1.0, 1.0, 0.0])} for k in range(workers)])
+    init = {"w": torch.zeros(2)}
+    group = StrategyGroup(lambda: LionStrategy(2, LionRule(), True), init, workers, 1, InnerSpec(lr=0.1))
+    group.step([{"w": torch.tensor([1.0 if k % 2 else -1.0, 1.0])} for k in range(workers)])
     tied = 0.0 if workers % 2 == 0 else 0.1
-    assert group.params(0)["w"].tolist() == pytest.approx([tied, -0.1, 0.0])
+    assert group.params(0)["w"].tolist() == pytest.approx([tied, -0.1])
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb"])

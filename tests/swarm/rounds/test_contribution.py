@@ -20,7 +20,6 @@ from peer.config import InnerConfig
 from peer.errors import ProtocolViolation
 from swarm.rounds.trainers.contribution import Contributor
 from tests.optim.support.layouts import layout_of
-from tests.optim.support.rounds import decoded
 
 LAYOUT = layout_of({"embed": torch.zeros(128, 64), "gain": torch.zeros(64), "w": torch.zeros(64, 96)})
 ROUND_INFO = RoundInfo(round=1, step=0, lr=1.0)
@@ -53,12 +52,8 @@ def test_a_pipeline_forgets_an_update_that_was_not_merged(name: str) -> None:
         ours.restore_residual(ours._encode(ROUND_INFO, coding, product))
     whole = first + second + third
     update, reference = ours._encode(ROUND_INFO, coding, whole), theirs._encode(ROUND_INFO, coding, whole)
-    if name != "diloco, powersgd":  # its warm start has improved
-        assert update.hashes == reference.hashes
-        assert all(map(torch.equal, strategy.memory(coding), other.memory(coding)))
-    elif owed:
-        said = decoded(coding, [torch.frombuffer(piece, dtype=torch.uint8) for piece in update.slices], LAYOUT.numel)
-        assert torch.allclose(said + strategy.memory(coding)[0], owed[0] + whole, rtol=0, atol=1e-4)
+    assert update.hashes == reference.hashes
+    assert all(map(torch.equal, strategy.memory(coding), other.memory(coding)))
 
 
 @pytest.mark.parametrize("name", METHODS)

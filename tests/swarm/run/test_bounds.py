@@ -28,7 +28,7 @@ from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, sign_body
 from peer.model.text_rules import Generation, TextRules
-from swarm.run.manifest import Manifest, ServedModelManifest, open_any_manifest
+from swarm.run.manifest import Manifest, ServedModelManifest, message_features, open_any_manifest
 from swarm.run.sections import PipelineConfig, RunRules
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model
@@ -121,7 +121,8 @@ def test_a_number_out_of_all_proportion_is_refused(section: msgspec.Struct) -> N
 
 @pytest.mark.parametrize("outer", METHODS, ids=lambda outer: type(outer).__name__)
 def test_a_sound_manifest_of_every_method_opens(outer: Any) -> None:
-    manifest = make_manifest(AUTHORITY.peer_id, model=MODEL, outer=outer)
+    needs = message_features(outer, CodecConfig())
+    manifest = make_manifest(AUTHORITY.peer_id, model=MODEL, outer=outer, requires=needs)
     assert open_any_manifest(sign_body(AUTHORITY, "manifest", manifest)) == manifest
 
 

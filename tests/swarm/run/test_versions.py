@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from blake3 import blake3
 
+from optim.config import CodecConfig, DilocoConfig, LionConfig
 from peer.config import DataConfig, RopeScaling
 from peer.errors import NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Identity, Signed, sign_body
@@ -25,6 +26,7 @@ from swarm.run.manifest import (
     PROTOCOL_VERSION,
     AnyManifest,
     features_of,
+    message_features,
     model_features,
     open_any_manifest,
     open_manifest,
@@ -215,3 +217,14 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     assert model_features(msgspec.structs.replace(plain, attention_bias=True, output_bias=True)) == ("output_bias",)
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, model=stretched)
+    layered = CodecConfig(up="lgreco")
+    with pytest.raises(ValueError, match="requires lacks"):
+        make_manifest(AUTHORITY.peer_id, codec=layered)
+    usual = DilocoConfig()
+    assert message_features(usual, CodecConfig()) == ()
+    assert message_features(usual, layered) == ("lgreco_by_layer",)
+    assert message_features(usual, CodecConfig(up="powersgd")) == ("powersgd_summed",)
+    assert make_manifest(AUTHORITY.peer_id, codec=layered, requires=("lgreco_by_layer",)).codec == layered
+    with pytest.raises(ValueError, match="requires lacks"):
+        make_manifest(AUTHORITY.peer_id, outer=LionConfig())
+    assert message_features(LionConfig(), CodecConfig()) == ("lion_signs",)

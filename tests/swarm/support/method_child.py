@@ -1,5 +1,5 @@
-"""One of several processes that run rounds of any method with invented work; started by `test_methods.py`,
-`test_four_processes.py` and `test_round_bits.py`.
+"""One of several processes that run rounds of any method with invented work; started by `test_methods.py` and
+`test_four_processes.py`.
 
     python -m tests.swarm.support.method_child NUMBER ROUNDS FOLDER   < {"outer": ..., "codec": ...}
 
