@@ -19,6 +19,7 @@ COSINE: Final[dict[str, Any]] = {"schedule": "cosine"}
 TUNED_LR: Final = 4e-3  # of data parallel: the best of `RATES`
 RATES: Final = (2e-3, 4e-3, 8e-3)
 TWO_BIT: Final = CodecConfig(up="two_bit", down="two_bit")
+TWO_BIT_UP: Final = CodecConfig(up="two_bit", down="int4")
 MUON: Final[dict[str, Any]] = {"optimizer": "muon"}
 
 DATA_PARALLEL, TUNED, ALONE = "data parallel", f"data parallel, lr {TUNED_LR:g}", "one worker alone"
@@ -48,10 +49,14 @@ def methods() -> dict[str, Run]:
         for name, changes in {"AdamW": {}, "Muon": MUON}.items()
         for steps in (20, 30)
     }
+    two_bit |= {
+        f"DiLoCo H={steps} two_bit up, int4 down, Muon": _diloco(steps, TWO_BIT_UP, **MUON) for steps in (20, 30)
+    }
     tuned = {
         f"DiLoCo H=20 int4, lr {TUNED_LR:g}": _diloco(20, INT4, lr=TUNED_LR),
         f"DiLoCo H=20 two_bit, Muon lr {TUNED_LR:g}": _diloco(20, TWO_BIT, **MUON, lr=TUNED_LR),
         f"DiLoCo H=30 two_bit, Muon lr {TUNED_LR:g}": _diloco(30, TWO_BIT, **MUON, lr=TUNED_LR),
+        f"DiLoCo H=20 two_bit up, int4 down, Muon lr {TUNED_LR:g}": _diloco(20, TWO_BIT_UP, **MUON, lr=TUNED_LR),
     }
     streaming = {
         f"streaming H=60, mix {mix:g}": _run(
@@ -78,6 +83,11 @@ def methods() -> dict[str, Run]:
         "SparseLoCo H=10 k=128 lr 1": _run(config.SparseLocoConfig(steps=10, topk=128, lr=1.0)),
         "SparseLoCo H=30 k=64 lr 1": _run(config.SparseLocoConfig(steps=30, lr=1.0)),
         "DeMo k=32": _run(config.DemoConfig(), weight_decay=0.0),
+        f"DeMo k=32 lr {TUNED_LR:g}": _run(config.DemoConfig(), weight_decay=0.0, lr=TUNED_LR),
+        f"DeMo k=128 lr {TUNED_LR:g}": _run(config.DemoConfig(topk=128), weight_decay=0.0, lr=TUNED_LR),
+        f"DeMo k=32 lr {TUNED_LR:g}, by its authors in float64": Run(
+            config.DemoConfig(), inner={**COSINE, "weight_decay": 0.0, "lr": TUNED_LR}, by_authors=True
+        ),
         "Distributed Lion, majority": _run(config.LionConfig(), lr=3e-4),
         "Distributed Lion, average": _run(config.LionConfig(vote="average"), lr=3e-4),
         "PowerSGD r=4, every step (the paper's)": Run(all_workers, FP32, COSINE, powersgd_rank=4),
