@@ -14,6 +14,8 @@ FP32: Final = CodecConfig(up="fp32", down="fp32")
 INT8: Final = CodecConfig(up="int8", down="int8")
 INT4: Final = CodecConfig(up="int4", down="int4")
 OUTER: Final[dict[str, Any]] = {"lr": 0.7, "momentum": 0.9}
+QUICKER: Final[dict[str, Any]] = {"lr": 1.0, "momentum": 0.8}
+"""An outer step that answers sooner, for runs of few rounds."""
 MILDER: Final[dict[str, Any]] = {"lr": 0.3, "momentum": 0.5}
 COSINE: Final[dict[str, Any]] = {"schedule": "cosine"}
 TUNED_LR: Final = 4e-3  # of data parallel: the best of `RATES`
@@ -52,11 +54,18 @@ def methods() -> dict[str, Run]:
     two_bit |= {
         f"DiLoCo H={steps} two_bit up, int4 down, Muon": _diloco(steps, TWO_BIT_UP, **MUON) for steps in (20, 30)
     }
+    quicker = {
+        "DiLoCo H=20 int4, outer 1, .8": _run(DilocoConfig(steps=20, **QUICKER), INT4),
+        "DiLoCo H=20 two_bit, Muon, outer 1, .8": _run(DilocoConfig(steps=20, **QUICKER), TWO_BIT, **MUON),
+        "DiLoCo H=30 two_bit, Muon, outer 1, .8": _run(DilocoConfig(steps=30, **QUICKER), TWO_BIT, **MUON),
+        f"DiLoCo H=30 two_bit, Muon lr {TUNED_LR:g}, outer 1, .8": _run(
+            DilocoConfig(steps=30, **QUICKER), TWO_BIT, **MUON, lr=TUNED_LR
+        ),
+    }
     tuned = {
         f"DiLoCo H=20 int4, lr {TUNED_LR:g}": _diloco(20, INT4, lr=TUNED_LR),
         f"DiLoCo H=20 two_bit, Muon lr {TUNED_LR:g}": _diloco(20, TWO_BIT, **MUON, lr=TUNED_LR),
         f"DiLoCo H=30 two_bit, Muon lr {TUNED_LR:g}": _diloco(30, TWO_BIT, **MUON, lr=TUNED_LR),
-        f"DiLoCo H=20 two_bit up, int4 down, Muon lr {TUNED_LR:g}": _diloco(20, TWO_BIT_UP, **MUON, lr=TUNED_LR),
     }
     streaming = {
         f"streaming H=60, mix {mix:g}": _run(
@@ -76,6 +85,7 @@ def methods() -> dict[str, Run]:
         ),
         **int4,
         **two_bit,
+        **quicker,
         **tuned,
         **streaming,
         "eager H=20 lr .3 m .5": _run(config.EagerConfig(steps=20, **MILDER), INT4),
