@@ -72,15 +72,12 @@ class PacedWorker:
         wanted = most if steps is None else min(steps, most)
         wanted = ceil(min(wanted, deadline_s / self._step_s))
         self._stop_after = None
-        over = False
-        while not over:
+        while (left_s := began + wanted * self._step_s - trio.current_time()) > 0:
             self._stopped = trio.Event()
-            if self._stop_after is not None:
-                begun = ceil((trio.current_time() - began) / self._step_s)
-                wanted = min(wanted, max(begun, self._stop_after))
-            with trio.move_on_at(began + wanted * self._step_s) as waiting:
+            with trio.move_on_after(left_s):
                 await self._stopped.wait()
-            over = waiting.cancelled_caught
+                begun = ceil((trio.current_time() - began) / self._step_s)
+                wanted = min(wanted, max(begun, self._stop_after or 0))
         idle_s, self._free_since = began - self._free_since, trio.current_time()
         return InnerResult(wanted, wanted, wanted, 1.0, wanted * self._step_s, 0, idle_s)
 

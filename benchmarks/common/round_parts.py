@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Lock
@@ -20,7 +20,7 @@ class Stopwatch:
 
     def __init__(self, state: OuterState) -> None:
         """Measure the encoding, merges, steps and state hashes of that state's rounds, which are coded alike."""
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         """By part, from the start on."""
         self._lock = Lock()
         coding = state.strategy.coding(RoundInfo(1, 0, 0.0), state.tensors)
@@ -56,7 +56,7 @@ class PeakMemory:
         """Look again and again, until cancelled."""
         while True:
             kinds = status_bytes("RssAnon", "RssShmem")
-            self.own_bytes = max(self.own_bytes, sum(kinds))
+            self.own_bytes = max(self.own_bytes, int(sum(kinds)))
             await trio.sleep(self.LOOK_S)
 
     def report(self) -> dict[str, int]:

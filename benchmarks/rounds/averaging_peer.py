@@ -62,6 +62,7 @@ from swarm.rounds.work import work_of
 from swarm.state.outer_state import OuterState
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
+from tests.support.newer_trio import run_abandonable
 
 SCHEDULE = RoundSchedule(DilocoConfig(steps=1), InnerConfig(lr=1e-3, batch_size=1, total_steps=1), 8, 60.0)
 TRAIN_S = float(os.environ.get("BENCHMARK_TRAIN_S", "0"))
@@ -156,7 +157,7 @@ async def take_part(
 ) -> None:
     """Read the group, then take part in all rounds."""
     with trio.fail_after(START_S):
-        line = await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+        line = await run_abandonable(sys.stdin.readline)
     group: list[dict[str, Any]] = json.loads(line)["group"]
     for hello in group:
         parts.host.book.add(hello["peer"], hello["addresses"])
@@ -166,14 +167,14 @@ async def take_part(
     signed = sign_body(authority, START, StartBody(head))
     nursery.start_soon(driver.run)
     print(json.dumps({"ready": True}), flush=True)
-    await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)  # until all can be called
+    await run_abandonable(sys.stdin.readline)  # until all can be called
     nursery.start_soon(end_with_parent, nursery.cancel_scope)
     driver.group.feed(events.Received(authority.peer_id, ChainMessage((ChainLink(head, start=signed),))))
     await driver.until_round(rounds)
 
 
 async def end_with_parent(everything: trio.CancelScope) -> None:
-    await trio.to_thread.run_sync(sys.stdin.readline, abandon_on_cancel=True)
+    await run_abandonable(sys.stdin.readline)
     everything.cancel()
 
 

@@ -5,9 +5,10 @@
 A model of 117 thousand parameters is trained for 480 steps by one worker alone (DiLoCo's paper pretrains so), then for
 480 steps by each row's workers: AdamW at lr 1e-3 unless the row says otherwise, betas .9/.95, decay .1, a cosine to a
 tenth of the rate, 8 samples a worker and step. The strategies, codecs and optimizers are those of a run's peers, with
-no network. No method is tuned; data parallel is in the table at the same rate and at its best one.
+no network. DiLoCo's outer step is lr 0.7 and momentum 0.9, unless the row says "outer". Data parallel is in the table
+at the same rate and at its best one.
 
-Each cell (row and seed) is a process of about 45 CPU seconds. Finished cells are kept in
+Each cell (row and seed) is a process of about 50 CPU seconds. Finished cells are kept in
 `benchmarks/results/convergence.json`, and only those that are missing, or whose settings have changed, are computed:
 run the command again to continue. All cells take about two hours on two cores. `benchmarks/report.py` then writes the
 tables and the picture.
@@ -99,6 +100,7 @@ def main() -> int:
     figures: dict[str, Any] = {"before": {}, "cells": {}}
     if options.json.exists():
         figures = json.loads(options.json.read_text())["figures"]
+    sys.argv[1:] = []  # the head of the figures names the whole benchmark
     cells = missing(figures, options.group, options.only, options.seeds, options.again)
     begin = time.monotonic()
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -61,14 +61,23 @@ class Run:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that the losses depend on, except for the code: plain values for JSON."""
-        inner = {**msgspec.to_builtins(inner_config(self.inner))}
-        found = {"method": self.method, "codec": self.codec, "inner": inner, "workers": self.workers, "steps": STEPS}
+        """All that the losses depend on, except for the code: plain values for JSON. Settings that have their default
+        are left out, so that a new setting changes no other row."""
+        found = {"method": stated(self.method), "codec": stated(self.codec), "inner": stated(inner_config(self.inner))}
         extra = {"liars": self.liars, "lie": self.lie} if self.liars else {}
         extra |= {"powersgd_rank": self.powersgd_rank} if self.powersgd_rank else {}
         extra |= {"by_authors": True} if self.by_authors else {}
-        plain: dict[str, Any] = msgspec.to_builtins({**found, "warm_steps": WARM_STEPS, "model": MODEL, **extra})
+        sizes = {"workers": self.workers, "steps": STEPS, "warm_steps": WARM_STEPS, "model": stated(MODEL)}
+        plain: dict[str, Any] = msgspec.to_builtins({**found, **sizes, **extra})
         return plain
+
+
+def stated(struct: msgspec.Struct) -> dict[str, Any]:
+    """Return the settings of `struct` that differ from their defaults, and its name."""
+    fields = msgspec.structs.fields(struct)
+    return {"is": type(struct).__name__} | {
+        field.name: getattr(struct, field.name) for field in fields if getattr(struct, field.name) != field.default
+    }
 
 
 def train(run: Run, seed: int, folder: Path) -> dict[str, Any]:

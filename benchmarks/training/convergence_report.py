@@ -15,7 +15,7 @@ from benchmarks.training.liars import LIES
 
 PICTURE = Path(__file__).with_name("convergence.png")
 Cells = dict[str, dict[str, Any]]
-NAMED = "DiLoCo H=30 two_bit, Muon"
+NAMED = "DiLoCo H=30 two_bit, Muon, outer 1, .8"
 """The row whose bytes README gives."""
 
 
@@ -128,7 +128,7 @@ def sentence(figures: dict[str, Any]) -> str:
     row = cells[NAMED]
     above = gap(row, cells[DATA_PARALLEL])
     return (
-        "| bytes that a worker sends, against fp32 data parallel: 30 inner steps of Muon at two bits |"
+        "| bytes that a worker sends, against fp32 data parallel: rounds of 30 inner steps of Muon at two bits |"
         f" {saves(row):.0f} times fewer, held-out loss {above} |"
     )
 

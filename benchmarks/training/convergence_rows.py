@@ -14,11 +14,14 @@ FP32: Final = CodecConfig(up="fp32", down="fp32")
 INT8: Final = CodecConfig(up="int8", down="int8")
 INT4: Final = CodecConfig(up="int4", down="int4")
 OUTER: Final[dict[str, Any]] = {"lr": 0.7, "momentum": 0.9}
+QUICKER: Final[dict[str, Any]] = {"lr": 1.0, "momentum": 0.8}
+"""An outer step that answers sooner, for runs of few rounds."""
 MILDER: Final[dict[str, Any]] = {"lr": 0.3, "momentum": 0.5}
 COSINE: Final[dict[str, Any]] = {"schedule": "cosine"}
 TUNED_LR: Final = 4e-3  # of data parallel: the best of `RATES`
 RATES: Final = (2e-3, 4e-3, 8e-3)
 TWO_BIT: Final = CodecConfig(up="two_bit", down="two_bit")
+TWO_BIT_UP: Final = CodecConfig(up="two_bit", down="int4")
 MUON: Final[dict[str, Any]] = {"optimizer": "muon"}
 
 DATA_PARALLEL, TUNED, ALONE = "data parallel", f"data parallel, lr {TUNED_LR:g}", "one worker alone"
@@ -48,6 +51,17 @@ def methods() -> dict[str, Run]:
         for name, changes in {"AdamW": {}, "Muon": MUON}.items()
         for steps in (20, 30)
     }
+    two_bit |= {
+        f"DiLoCo H={steps} two_bit up, int4 down, Muon": _diloco(steps, TWO_BIT_UP, **MUON) for steps in (20, 30)
+    }
+    quicker = {
+        "DiLoCo H=20 int4, outer 1, .8": _run(DilocoConfig(steps=20, **QUICKER), INT4),
+        "DiLoCo H=20 two_bit, Muon, outer 1, .8": _run(DilocoConfig(steps=20, **QUICKER), TWO_BIT, **MUON),
+        "DiLoCo H=30 two_bit, Muon, outer 1, .8": _run(DilocoConfig(steps=30, **QUICKER), TWO_BIT, **MUON),
+        f"DiLoCo H=30 two_bit, Muon lr {TUNED_LR:g}, outer 1, .8": _run(
+            DilocoConfig(steps=30, **QUICKER), TWO_BIT, **MUON, lr=TUNED_LR
+        ),
+    }
     tuned = {
         f"DiLoCo H=20 int4, lr {TUNED_LR:g}": _diloco(20, INT4, lr=TUNED_LR),
         f"DiLoCo H=20 two_bit, Muon lr {TUNED_LR:g}": _diloco(20, TWO_BIT, **MUON, lr=TUNED_LR),
@@ -71,6 +85,7 @@ def methods() -> dict[str, Run]:
         ),
         **int4,
         **two_bit,
+        **quicker,
         **tuned,
         **streaming,
         "eager H=20 lr .3 m .5": _run(config.EagerConfig(steps=20, **MILDER), INT4),
@@ -78,6 +93,11 @@ def methods() -> dict[str, Run]:
         "SparseLoCo H=10 k=128 lr 1": _run(config.SparseLocoConfig(steps=10, topk=128, lr=1.0)),
         "SparseLoCo H=30 k=64 lr 1": _run(config.SparseLocoConfig(steps=30, lr=1.0)),
         "DeMo k=32": _run(config.DemoConfig(), weight_decay=0.0),
+        f"DeMo k=32 lr {TUNED_LR:g}": _run(config.DemoConfig(), weight_decay=0.0, lr=TUNED_LR),
+        f"DeMo k=128 lr {TUNED_LR:g}": _run(config.DemoConfig(topk=128), weight_decay=0.0, lr=TUNED_LR),
+        f"DeMo k=32 lr {TUNED_LR:g}, by its authors in float64": Run(
+            config.DemoConfig(), inner={**COSINE, "weight_decay": 0.0, "lr": TUNED_LR}, by_authors=True
+        ),
         "Distributed Lion, majority": _run(config.LionConfig(), lr=3e-4),
         "Distributed Lion, average": _run(config.LionConfig(vote="average"), lr=3e-4),
         "PowerSGD r=4, every step (the paper's)": Run(all_workers, FP32, COSINE, powersgd_rank=4),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from benchmarks.training import cloze, convergence, convergence_rows
-from benchmarks.training.byte_task import SEQ
+from benchmarks.training.byte_task import SEQ, inner_config
 from benchmarks.training.convergence_cell import Run
 from benchmarks.training.demo_group import DemoGroup
 from benchmarks.training.liars import LIES, liar
@@ -47,7 +47,7 @@ def test_every_choice_has_a_row(struct: type, field: str, of: object) -> None:
 
 
 def test_every_inner_optimizer_has_a_row() -> None:
-    assert {run.settings["inner"]["optimizer"] for run in RUNS} == values(InnerConfig, "optimizer")
+    assert {inner_config(run.inner).optimizer for run in RUNS} == values(InnerConfig, "optimizer")
 
 
 def test_only_missing_and_changed_cells_are_computed() -> None:
