@@ -20,7 +20,7 @@ _ARGUMENTS: Final[dict[str, list[Any]]] = {
     "merge": [POINTER(c_void_p), POINTER(c_float), c_int64, c_int64, c_void_p],
     "step": [c_void_p, *[c_int64] * 3, c_float, c_float, c_int, *[c_void_p] * 4],
 }
-_CODECS: Final = ("int8", "int4", "fp16", "bf16", "fp32")
+_CODECS: Final = ("int8", "int4", "two_bit", "fp16", "bf16", "fp32")
 
 
 class StepRule(Protocol):

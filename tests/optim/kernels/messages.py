@@ -17,7 +17,9 @@ from optim.codecs.rows import RowCodec
 from peer.errors import ProtocolViolation
 from tests.optim.kernels.torch_only import torch_only
 
-NAMES: Final = ("int8", "int4", "fp16", "bf16", "fp32")
+NAMES: Final = ("int8", "int4", "two_bit", "fp16", "bf16", "fp32")
+BLOCK_BYTES: Final = {"int4": 64, "two_bit": 32}
+"""The bytes of a block's values, in codecs that have a bf16 scale for each 128."""
 LENGTHS: Final = (0, 1, 3, 31, 1000, 1024, ROW - 1, ROW, ROW + 1, 3 * ROW + 2048, 64 * ROW, 65 * ROW + 77)
 BAD_SCALES: Final = (math.nan, -math.nan, math.inf, -math.inf, -1.0, -1e-45, 3e38, 2.0**120 * (1 + 2**-23))
 FP16_MAX: Final = 65520 - 2.0**-8  # the largest fp32 that is not rounded to infinity
@@ -40,12 +42,13 @@ def int8_message(numel: int, scales: list[float], seed: int = 1) -> bytes:
     return b"".join(struct.pack("<f", scale) + random.bytes(m) for m, scale in packed)
 
 
-def int4_message(numel: int, seed: int = 1) -> bytes:
-    """Any bytes for the values, those too that no encoder writes; scales up to 2^120, and subnormal ones."""
+def blocks_message(block_bytes: int, numel: int, seed: int = 1) -> bytes:
+    """Any bytes for the values of int4 and two_bit, those too that no encoder writes; scales up to 2^120, and subnormal
+    ones."""
     random, rows = np.random.default_rng(seed), []
     for m in (min(ROW, numel - first) for first in range(0, numel, ROW)):
         blocks = -(-m // 128)
-        rows.append(random.integers(0, 0x7B81, blocks, np.uint16).tobytes() + random.bytes(64 * blocks))
+        rows.append(random.integers(0, 0x7B81, blocks, np.uint16).tobytes() + random.bytes(block_bytes * blocks))
     return b"".join(rows)
 
 
@@ -53,8 +56,8 @@ def message(codec: Codec, numel: int, seed: int = 1) -> bytes:
     """Any bytes that the codec decodes: subnormal numbers, negative zeros, several scales."""
     if codec.name == "int8":
         return int8_message(numel, [0.1, 0.7, 1e-3, 2e5], seed)
-    if codec.name == "int4":
-        return int4_message(numel, seed)
+    if codec.name in BLOCK_BYTES:
+        return blocks_message(BLOCK_BYTES[codec.name], numel, seed)
     dtype = np.dtype(np.uint32 if codec.name == "fp32" else np.uint16)
     words = np.frombuffer(bytearray(np.random.default_rng(seed).bytes(codec.encoded_size(numel))), dtype)
     top = {"fp16": 0x4000, "bf16": 0x4000, "fp32": 0x40000000}[codec.name]
@@ -72,14 +75,17 @@ def bad_messages(codec: Codec, numel: int, place: int) -> list[bytes]:
     for pattern in BAD_WORDS[codec.name]:
         data = bytearray(message(codec, numel))
         size = 4 if codec.name == "fp32" else 2
-        at = codec.encoded_size(place // ROW * ROW) + place % ROW // 128 * 2 if codec.name == "int4" else place * size
+        scale_at = codec.encoded_size(place // ROW * ROW) + place % ROW // 128 * 2
+        at = scale_at if codec.name in BLOCK_BYTES else place * size
         data[at : at + size] = pattern.to_bytes(size, "little")
         found.append(bytes(data))
     return found
 
 
+BAD_SCALE_WORDS: Final = (0x7FC0, 0xFFC0, 0x7F80, 0xFF80, 0xBF80, 0x8001, 0x7B81)  # bf16
 BAD_WORDS: Final = {
-    "int4": (0x7FC0, 0xFFC0, 0x7F80, 0xFF80, 0xBF80, 0x8001, 0x7B81),  # bf16 scales
+    "int4": BAD_SCALE_WORDS,
+    "two_bit": BAD_SCALE_WORDS,
     "fp16": (0x7C00, 0xFC00, 0x7C01, 0x7E00, 0xFFFF),
     "bf16": (0x7F80, 0xFF80, 0x7F81, 0x7FC0, 0xFFFF),
     "fp32": (0x7F800000, 0xFF800000, 0x7F800001, 0x7FC00000, 0xFFFFFFFF),
