@@ -92,8 +92,8 @@ def codecs(figures: Figures) -> str:
     copy = figures["memcpy"]["fp32"]["encode_gb_s"]
     return (
         table(["codec", "encode", "decode", "bits/value", "relative error"], rows)
-        + f"\n\nGB/s of fp32 on one thread, by CPU time; a plain copy makes {copy:.2f}. Bars: int8 3 and 2, int4 1.5"
-        " and 1, others 0.4."
+        + f"\n\nGB/s of fp32 on one thread, by CPU time; a plain copy makes {copy:.2f}. Bars: int8 and two_bit 3 and 2,"
+        " int4 1.5 and 1, others 0.4."
     )
 
 

@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
 
-BARS = {"int8": (3.0, 2.0), "int4": (1.5, 1.0)}  # GB/s of fp32: encode, decode
+BARS = {"int8": (3.0, 2.0), "int4": (1.5, 1.0), "two_bit": (3.0, 2.0)}  # GB/s of fp32: encode, decode
 BAR_OTHERS = (0.4, 0.4)
 HIVEMIND = {"FLOAT16": 16, "UNIFORM_8BIT": 8, "BLOCKWISE_8BIT": 8, "QUANTILE_8BIT": 8}
 Figures = dict[str, Any]

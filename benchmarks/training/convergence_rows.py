@@ -141,7 +141,7 @@ def liars() -> dict[str, Run]:
     return found
 
 
-GRID: Final = {"fp32": FP32, "int8": INT8, "int4": INT4, "two_bit": TWO_BIT}
+GRID: Final = {"fp32": FP32, "int8": INT8, "int4": INT4, "two_bit": TWO_BIT_UP}
 
 
 def _run(method: config.OuterConfig, codec: CodecConfig | None = None, **changes: Any) -> Run:
