@@ -17,6 +17,7 @@ from swarm.placement.stages import layout_of
 from swarm.protocol import messages as msg
 from swarm.protocol.head import Member, Sponsor, Sponsorship
 from swarm.run.credentials import GUESTS_DEFAULT
+from swarm.run.manifest import message_features
 from swarm.run.sections import RunRules
 from tests.swarm.coordinator.run_scene import make_run, open_run
 
@@ -123,7 +124,9 @@ async def test_a_stage_that_goes_back_is_brought_to_the_others(tmp_path: Path) -
 def test_a_methods_rules_need_no_memory_of_a_peer_that_trains(name: str) -> None:
     kind = METHODS[name]
     outer = kind(batch=8) if name == "allreduce" else kind(steps=4)
-    manifest = msgspec.structs.replace(make_run(Identity.generate().peer_id), outer=outer)
+    run = make_run(Identity.generate().peer_id)
+    needed = (*run.requires, *message_features(outer, run.codec))
+    manifest = msgspec.structs.replace(run, outer=outer, requires=needed)
     lean = strategy_of(manifest, 0)
     whole = build_strategy(outer, manifest.codec, layout_of(manifest), manifest.inner)
     for number in (1, 2, 3):
