@@ -34,7 +34,11 @@ def saves(row: Cells) -> float:
 def a_token(row: Cells, key: str) -> str:
     """Return the payload bytes for each token of a worker and each million parameters."""
     cell = next(iter(row.values()))
-    return number(cell[key] / cell["tokens"] / cell["parameters"] * 1e6, 0 if cell[key] > 1e8 else 1)
+    return (
+        "-"
+        if not cell[key]
+        else number(cell[key] / cell["tokens"] / cell["parameters"] * 1e6, 0 if cell[key] > 1e8 else 1)
+    )
 
 
 def spread(row: Cells) -> str:
@@ -66,7 +70,7 @@ def loss_rows(rows: dict[str, Cells], cells: dict[str, dict[str, Cells]]) -> lis
                 "-" if right is None else f"{100 * right:.1f} %",
                 a_token(row, "sent"),
                 a_token(row, "received"),
-                "-" if name == ALONE else f"{saves(row):.0f}x",
+                "-" if name == ALONE or not saves(row) else f"{saves(row):.0f}x",
                 str(len(row)),
             ]
         )
@@ -143,7 +147,9 @@ def draw(figures: dict[str, Any], file: Path = PICTURE) -> None:
     rows = {name: row for name, row in figures["cells"]["methods"].items() if mean(row, "loss") is not None}
     figure, axes = pyplot.subplots(figsize=(12, 8))
     colours = pyplot.get_cmap("tab20")
-    sending = sorted((name for name in rows if name != ALONE), key=lambda name: mean(rows[name], "loss") or 0.0)
+    sending = sorted(
+        (name for name in rows if name != ALONE and saves(rows[name])), key=lambda name: mean(rows[name], "loss") or 0.0
+    )
     for place, name in enumerate(sending, start=1):
         curves = [cell["curve"] for cell in rows[name].values()]
         megabytes = [point[1] / 1e6 for point in curves[0]]
