@@ -47,4 +47,4 @@ def test_the_switch_reaches_a_process() -> None:
         ).stdout
         for value in ("0", "1")
     ]
-    assert said == ["[]\n", "['bf16', 'fp16', 'fp32', 'int4', 'int8']\n"]
+    assert said == ["[]\n", "['bf16', 'fp16', 'fp32', 'int4', 'int8', 'two_bit']\n"]
