@@ -54,7 +54,9 @@ def write_results(path: Path, figures: Any) -> None:
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
     }
-    path.write_text(json.dumps({**head, "figures": figures}, indent=1) + "\n")
+    whole = path.with_name(path.name + ".new")  # a benchmark that is ended keeps the figures it had
+    whole.write_text(json.dumps({**head, "figures": figures}, indent=1) + "\n")
+    whole.replace(path)
 
 
 def machine() -> str:

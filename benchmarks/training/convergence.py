@@ -26,9 +26,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -68,8 +70,19 @@ def ask(*arguments: str) -> Any:
     """Run this script in a process of its own and return the JSON that it prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, __file__, *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
-    return json.loads(done.stdout)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment) as child:
+        assert child.stdout is not None
+        said = child.stdout.read()
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return json.loads(said)
+
+
+def end_with_parent() -> None:
+    """End this process once its parent has gone: the pipe of its standard input then closes."""
+    os.read(0, 1)  # not sys.stdin: its lock would be held when the interpreter ends
+    os._exit(1)
 
 
 def compute(group: str, name: str, seed: int) -> dict[str, Any]:
@@ -90,6 +103,8 @@ def main() -> int:
     parser.add_argument("--cell", nargs=3, metavar=("GROUP", "ROW", "SEED"), help="print one cell as JSON")
     parser.add_argument("--warm", type=int, metavar="SEED", help="train and keep a seed's warm weights")
     options = parser.parse_args()
+    if options.cell or options.warm is not None:
+        threading.Thread(target=end_with_parent, daemon=True).start()
     if options.cell:
         print(json.dumps(compute(options.cell[0], options.cell[1], int(options.cell[2]))))
         return 0
@@ -103,7 +118,8 @@ def main() -> int:
     sys.argv[1:] = []  # the head of the figures names the whole benchmark
     cells = missing(figures, options.group, options.only, options.seeds, options.again)
     begin = time.monotonic()
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool, ExitStack() as stack:
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)  # Ctrl-C begins no further cell
         cold = [s for s in sorted({seed for *_, seed in cells}) if not (WARM / f"warm-{s}.safetensors").exists()]
         for seed, loss in zip(cold, pool.map(lambda seed: ask("--warm", str(seed)), cold), strict=True):
             figures["before"][str(seed)] = loss

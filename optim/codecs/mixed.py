@@ -89,7 +89,7 @@ class MixedCode:
         return allocate(tables, self._room)
 
     def _read(self, raw: torch.Tensor) -> list[tuple[Codec, slice, slice]]:
-        """Return a message's parts; `ProtocolViolation` unless its choices exist and fit, with zeros behind them."""
+        """Return a message's parts; `ProtocolViolation` unless its choices exist and fit, followed by zeros."""
         choices = raw[: len(self.lengths)].tolist()
         if max(choices) >= len(CODES):
             raise ProtocolViolation(f"a message chooses codec {max(choices)} of {len(CODES)}")

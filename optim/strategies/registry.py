@@ -80,6 +80,8 @@ def shared_vectors(
     if not isinstance(method, config.GossipConfig):
         return build_strategy(method, codec, layout, inner).shared
     get_codec(codec.down)
+    if codec.down == "two_bit":
+        raise ConfigError("gossip sends whole weights down, which two bits would destroy: set [codec] down to int8")
     if codec.up in ("powersgd", "lgreco"):
         raise ConfigError(f"gossip cannot use the codec {codec.up}: choose one that codes every value separately")
     return ()

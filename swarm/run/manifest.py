@@ -53,11 +53,12 @@ SHARES: Final = "shares_by_link"
 PAGES: Final = "pages"
 LAYERED_BITS: Final = "lgreco_by_layer"
 SUMMED_FACTORS: Final = "powersgd_summed"
+TWO_BIT: Final = "two_bit"
 SIGN_VOTES: Final = "lion_signs"
 FEATURES: Final = frozenset(
     {
         COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS,
-        SIGN_VOTES,
+        TWO_BIT, SIGN_VOTES,
     }
 )  # fmt: skip
 """Features that a manifest may require (`CommonManifest.requires`)."""
@@ -342,6 +343,7 @@ def message_features(outer: OuterConfig, codec: CodecConfig) -> tuple[str, ...]:
     needed = {
         LAYERED_BITS: codec.up == "lgreco",
         SUMMED_FACTORS: codec.up == "powersgd",
+        TWO_BIT: "two_bit" in (codec.up, codec.down),
         SIGN_VOTES: isinstance(outer, LionConfig),
     }
     return tuple(name for name, needs in needed.items() if needs)

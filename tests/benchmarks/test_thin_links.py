@@ -172,7 +172,7 @@ async def test_a_stopped_stand_in_ends_its_step(
         nursery.start_soon(stop)
         result = await worker.inner_steps([(0, 10)], 0, 1e9, None, options=OPTIONS)
     assert (result.steps, trio.current_time() - began) == (made, made * 0.5)
-    await trio.sleep(1.0)
+    await trio.sleep(1.0)  # of the virtual clock: the idle time that is measured
     assert (await worker.inner_steps([(0, 1)], 0, 1e9, None, options=OPTIONS)).idle_s == 1.0
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from optim import config
-from optim.strategies.registry import build_strategy
+from optim.strategies.registry import build_strategy, shared_vectors
 from peer.errors import ConfigError, ProtocolViolation
 from tests.optim.support.rounds import FP32, INNER, LAYOUT, Rounds, encoded, flat
 from tests.optim.support.trajectory import K, apart, initial
@@ -120,3 +120,9 @@ def test_gossip_is_no_strategy() -> None:
 
 def test_gossip_alone_has_no_common_state() -> None:
     assert [name for name, kind in config.METHODS.items() if not kind.has_common_state] == ["gossip"]
+
+
+def test_gossip_refuses_two_bits_for_its_weights() -> None:
+    with pytest.raises(ConfigError, match="whole weights"):
+        shared_vectors(config.GossipConfig(), config.CodecConfig(down="two_bit"), LAYOUT, INNER)
+    assert shared_vectors(config.GossipConfig(), config.CodecConfig(up="two_bit"), LAYOUT, INNER) == ()

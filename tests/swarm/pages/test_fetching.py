@@ -120,7 +120,7 @@ async def test_a_slow_holder_is_awaited_once_it_is_known_how_long_pages_take(bui
     asked = list[int]()
 
     async def slow(call: Call[AskChunk]) -> tuple[StateReply, Buffer]:
-        await trio.sleep(2.0)
+        await trio.sleep(2.0)  # longer than the 1 s that counts as late while no page has come: the subject
         return StateReply("here"), page_of(built, call.body.index - 1)
 
     async def counted(call: Call[AskChunk]) -> StateReply:

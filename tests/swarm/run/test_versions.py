@@ -224,6 +224,7 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     assert message_features(usual, CodecConfig()) == ()
     assert message_features(usual, layered) == ("lgreco_by_layer",)
     assert message_features(usual, CodecConfig(up="powersgd")) == ("powersgd_summed",)
+    assert message_features(usual, CodecConfig(down="two_bit")) == ("two_bit",)
     assert make_manifest(AUTHORITY.peer_id, codec=layered, requires=("lgreco_by_layer",)).codec == layered
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, outer=LionConfig())
