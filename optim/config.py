@@ -305,3 +305,13 @@ def check_merge(method: OuterConfig, codec: CodecConfig, max_peers: int = FLAG_P
             f"merge is 'flag' with {max_peers} peers: lower [run] max_peers to {FLAG_PEERS_MAX}, or set merge ="
             ' "median"'
         )
+
+
+def check_momentum(method: OuterConfig, codec: CodecConfig) -> None:
+    """Raise ValueError, beginning with the field's name, if a new run would diverge: with `powersgd` most of an update
+    arrives rounds late by error feedback, and the outer momentum multiplies it (benchmarks/training/convergence.py)."""
+    if codec.up == "powersgd" and isinstance(method, OuterStepConfig) and method.momentum:
+        raise ValueError(
+            f"momentum is {method.momentum}: with the codec powersgd updates arrive late, and momentum makes training"
+            " diverge; set momentum = 0 and lr = 1, or another [codec] up"
+        )

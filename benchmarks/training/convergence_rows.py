@@ -17,6 +17,8 @@ OUTER: Final[dict[str, Any]] = {"lr": 0.7, "momentum": 0.9}
 QUICKER: Final[dict[str, Any]] = {"lr": 1.0, "momentum": 0.8}
 """An outer step that answers sooner, for runs of few rounds."""
 MILDER: Final[dict[str, Any]] = {"lr": 0.3, "momentum": 0.5}
+AVERAGE: Final[dict[str, Any]] = {"lr": 1.0, "momentum": 0.0}
+"""The outer step that RUN.toml demands with powersgd: the mean of the weights."""
 COSINE: Final[dict[str, Any]] = {"schedule": "cosine"}
 TUNED_LR: Final = 4e-3  # of data parallel: the best of `RATES`
 RATES: Final = (2e-3, 4e-3, 8e-3)
@@ -101,14 +103,27 @@ def methods() -> dict[str, Run]:
         "Distributed Lion, majority": _run(config.LionConfig(), lr=3e-4),
         "Distributed Lion, average": _run(config.LionConfig(vote="average"), lr=3e-4),
         "PowerSGD r=4, every step (the paper's)": Run(all_workers, FP32, COSINE, powersgd_rank=4),
-        "DiLoCo H=20 powersgd r=4": _diloco(20, CodecConfig(up="powersgd", down="int8")),
+        **{
+            f"DiLoCo H=20 powersgd r={rank}, outer 1, 0": _run(
+                DilocoConfig(steps=20, **AVERAGE), CodecConfig(up="powersgd", down="int8", rank=rank)
+            )
+            for rank in (4, 8)
+        },
+        "DiLoCo H=20 topk, outer 1, .5": _run(
+            DilocoConfig(steps=20, lr=1.0, momentum=0.5), CodecConfig(up="topk", down="int8")
+        ),
         ALONE: Run(config.AllReduceConfig(batch=BATCH), FP32, COSINE, workers=1),
     }
 
 
 def codecs() -> dict[str, Run]:
     """The codecs, each beside int8, in DiLoCo of 20 steps with AdamW."""
-    up = {f"up {name}": _diloco(20, CodecConfig(up=name, down="int8")) for name in get_args(config.UpCodec)}
+    up = {
+        f"up {name}": _run(
+            DilocoConfig(steps=20, **(AVERAGE if name == "powersgd" else OUTER)), CodecConfig(up=name, down="int8")
+        )
+        for name in get_args(config.UpCodec)
+    }
     down = {f"down {name}": _diloco(20, CodecConfig(up="int8", down=name)) for name in get_args(config.DownCodec)}
     return {**up, **{name: run for name, run in down.items() if name != "down int8"}}
 

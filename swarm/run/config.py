@@ -18,7 +18,7 @@ from typing import Any, Final, get_args, get_type_hints
 
 import msgspec
 
-from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, check_merge
+from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, check_merge, check_momentum
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.files import read_bounded
@@ -43,7 +43,7 @@ _REFUSED: Final[dict[tuple[str, ...], str]] = {
 }
 _SECTIONS: Final = {
     "seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer", "merge": "outer",
-    "check_by_loss": "outer",
+    "check_by_loss": "outer", "momentum": "outer",
 }  # fmt: skip
 
 
@@ -137,6 +137,7 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
         raise _fault(name, text, path, what) from error
     try:
         check_merge(config.outer, config.codec, config.run.max_peers)
+        check_momentum(config.outer, config.codec)
         if config.model is not None:
             check_fit(config.model, config.data, config.tokenizer.source)
             check_pipeline(config.pipeline, config.model, config.inner, config.outer)

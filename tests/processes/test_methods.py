@@ -22,7 +22,7 @@ Section = dict[str, Any]
 RUNS: dict[str, tuple[Section, Section]] = {
     "diloco topk": ({"method": "diloco", "steps": 5}, {"up": "topk"}),
     "diloco sign": ({"method": "diloco", "steps": 5}, {"up": "sign"}),
-    "diloco powersgd": ({"method": "diloco", "steps": 5}, {"up": "powersgd"}),
+    "diloco powersgd": ({"method": "diloco", "steps": 5, "lr": 1.0, "momentum": 0.0}, {"up": "powersgd"}),
     "diloco lgreco": ({"method": "diloco", "steps": 5}, {"up": "lgreco"}),
     "streaming": ({"method": "streaming", "steps": 6, "fragments": 3, "tau": 1, "mix": 0.5}, {"up": "int4"}),
     "eager": ({"method": "eager", "steps": 5}, {}),

@@ -20,7 +20,7 @@ METHODS = {
     "allreduce": '[outer]\nmethod = "allreduce"\nbatch = 32',
     "sign": '[outer]\nsteps = 10\nlr = 0.3\nmomentum = 0.5\n[codec]\nup = "sign"',
     "lgreco": '[outer]\nsteps = 10\n[codec]\nup = "lgreco"',
-    "powersgd": '[outer]\nsteps = 10\n[codec]\nup = "powersgd"',
+    "powersgd": '[outer]\nsteps = 10\nlr = 1.0\nmomentum = 0.0\n[codec]\nup = "powersgd"',
 }
 
 

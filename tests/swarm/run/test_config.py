@@ -119,6 +119,12 @@ def test_a_model_may_come_from_a_folder() -> None:
             24,
             ["[outer] check_by_loss", "with the codec topk one message alone says little", "leave it out"],
         ),
+        (
+            "\nsteps = 10",
+            "\nsteps = 10\nmomentum = 0.5\n[codec]\nup = 'powersgd'",
+            24,
+            ["[outer] momentum", "0.5", "powersgd", "set momentum = 0"],
+        ),
         ("\nsteps = 10", "\nsteps = 10\n[codec]\nup = 'int7'", 25, ["[codec] up", "int7", "one of fp32, fp16"]),
         ("lr = 1e-3", "lr = 1e-3\nwarmup_steps = 101", 18, ["[inner] warmup_steps", "between 0 and total_steps, 100"]),
         ("lr = 1e-3", "lr = 1e-3\nschedule = 'linear'", 18, ["[inner] schedule", "one of cosine, constant"]),
