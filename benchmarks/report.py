@@ -280,20 +280,13 @@ RULES = ("mean", "trimmed_mean", "median", "flag")
 
 
 def merging(figures: Figures) -> str:
-    """CPU seconds of a merge, and its error under attack."""
+    """CPU seconds of a merge."""
     seconds = [
         [str(row["contributors"]), *(f"{row[r]:.2f} ({row[r] / row['mean']:.1f})" for r in RULES)]
         for row in figures["seconds"]
     ]
-    errors = [
-        [f"{e['attackers']} of {e['contributors']}, {e['cosine']}", e["attack"], *(f"{e[r]:.2f}" for r in RULES)]
-        for e in figures["errors"]
-    ]
-    return (
-        f"CPU seconds for {figures['values']:,} values in int8, in brackets: times the mean's.\n\n"
-        + table(["contributors", *RULES], seconds)
-        + "\n\nError against the honest direction; attackers of contributors, cosine of two honest updates.\n\n"
-        + table(["group", "attack", *RULES], errors)
+    return f"CPU seconds for {figures['values']:,} values in int8, in brackets: times the mean's.\n\n" + table(
+        ["contributors", *RULES], seconds
     )
 
 
@@ -315,6 +308,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "merging": ("Merge rules", merging),
     "training/loss_checks": ("Check by loss", plain),
     "convergence": ("Convergence: loss against bytes", convergence_report.section),
+    "serving/quantized": ("Served models in 8 and 4 bits", plain),
     "dht": ("DHT", dht),
     "flow": ("Messages: calls, flows, the ring to the worker", flow),
     "state_transfer": ("State transfer", state_transfer),

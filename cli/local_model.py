@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import wraps
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
@@ -22,17 +21,18 @@ import click
 from cli.combinations import check_one_source, refuse_beside, refuse_without
 from cli.demo.child_processes import ChildPeer, children
 from cli.demo.cluster import LOOPBACK
-from cli.options import checkpoint_folder, dtype_option, read_invite, threads_option
+from cli.options import checkpoint_folder, dtype_option, quantize_option, read_invite, served_config, threads_option
 from cli.run import leaves, stopping_by_signal
 from cli.terminal.lines import is_terminal, say
 from peer.catalogue.machine import WorkerDied, WorkerReady
 from peer.catalogue.serving import BlocksServed
 from peer.errors import BarnraiseError, CheckpointError, ConfigError, NetworkError, ResourceError, WorkerError
-from peer.files import read_bounded, temporary_folder
+from peer.files import temporary_folder
 from swarm.run.home import Home
 from swarm.run.invite import Invite, read_saved_invite
 
 if TYPE_CHECKING:
+    from peer.config import Quantization
     from peer.ipc.block_messages import HiddenType
     from swarm.inference.client_view import Patience
 
@@ -94,12 +94,12 @@ class NamedModel:
 
 
 def local_model_options(function: Command) -> Command:
-    """Add --model, and --dtype, --device and --threads, which count with it only. --wire and --wait do not."""
+    """Add --model, and the options that count with it only. --wire and --wait do not."""
 
     @wraps(function)
     def checked(**values: Any) -> Any:
         local = values["model"] is not None
-        refuse_without("--model", local, "dtype", "device", "threads")
+        refuse_without("--model", local, "dtype", "quantize", "device", "threads")
         alone = "all of the model is computed by one process of this machine"
         beside = [name for name in ("wire", "wait") if name in values]
         refuse_beside("--model", local, *beside, why=alone)
@@ -107,6 +107,7 @@ def local_model_options(function: Command) -> Command:
 
     options = (
         threads_option("With --model: CPU threads."),
+        quantize_option("With --model: hold its blocks in 8 or 4 bits.  [default: as the checkpoint is]"),
         dtype_option("With --model: what it is computed in.  [default: the checkpoint's own type]"),
         click.option("--device", default="auto", show_default=True, help="With --model: auto, cpu, cuda, cuda:1, mps."),
         click.option(
@@ -123,7 +124,12 @@ def local_model_options(function: Command) -> Command:
 
 @contextmanager
 def invite_to(
-    invite: str | None, model: str | None, dtype: HiddenType | None, device: str, threads: int | None
+    invite: str | None,
+    model: str | None,
+    dtype: HiddenType | None,
+    quantize: Quantization | None,
+    device: str,
+    threads: int | None,
 ) -> Iterator[NamedModel]:
     """Yield the served model that INVITE or --model names; one of --model is served inside the block.
 
@@ -135,11 +141,12 @@ def invite_to(
         return
     assert model is not None
     folder = checkpoint_folder(model)
-    blocks = f"0:{_layers(folder)}"
+    blocks = f"0:{served_config(folder)[0].layers}"
     with temporary_folder("barnraise-model-") as place, children() as group:
         options = ["--blocks", blocks, "--name", "this machine", "--device", device, *LOOPBACK]
         options += [] if threads is None else ["--threads", str(threads)]
         options += [] if dtype is None else ["--dtype", dtype]
+        options += [] if quantize is None else ["--quantize", quantize]
         if is_terminal():
             say(f"Loading {folder} ...", err=True)
         with stopping_by_signal():  # the folder goes and the child ends also if this is stopped while it loads
@@ -153,17 +160,6 @@ def invite_to(
             if ended is None:
                 raise
             raise ended from error
-
-
-def _layers(folder: Path) -> int:
-    from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config
-
-    path = folder / "config.json"
-    try:
-        content = read_bounded(path, CONFIG_BYTES_MAX)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): give the folder of a checkpoint") from error
-    return read_served_config(content)[0].layers
 
 
 def _wait_serving(server: _Server) -> None:

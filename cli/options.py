@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import click
 
@@ -16,6 +16,9 @@ from peer.footprint.layout import Compute, Layout, parse_devices
 from peer.ipc.corpus_messages import OwnText
 from peer.net.reach import Reach
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
+
+if TYPE_CHECKING:
+    from peer.config import ModelConfig, Quantization
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _INVITE_FILE_MAX = 1 << 16
@@ -259,9 +262,29 @@ def tied_option(function: Command) -> Command:
     return click.option("--tied", is_flag=True, hidden=True)(function)
 
 
+def served_config(folder: Path) -> tuple[ModelConfig, Quantization | None]:
+    """Return the shape of the model of a checkpoint that is to be served, and how its weights are quantized. Raises
+    CheckpointError, ConfigError."""
+    from peer.errors import CheckpointError
+    from peer.files import read_bounded
+    from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config, saved_quantization
+
+    path = folder / "config.json"
+    try:
+        content = read_bounded(path, CONFIG_BYTES_MAX)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read ({error.strerror}): give the folder of a checkpoint") from error
+    return read_served_config(content)[0], saved_quantization(content)
+
+
 def dtype_option(what: str) -> Callable[[Command], Command]:
     """Add --dtype, in which a served model is computed, described by `what`."""
     return click.option("--dtype", type=click.Choice(["fp32", "bf16"]), help=what)
+
+
+def quantize_option(what: str) -> Callable[[Command], Command]:
+    """Add --quantize, in which the blocks of a served model are held, described by `what`."""
+    return click.option("--quantize", type=click.Choice(["int8", "nf4"]), help=what)
 
 
 def wire_option(function: Command) -> Command:

@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from optim.config import CodecConfig, DilocoConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.footprint.cards import CARDS
-from peer.ipc.block_messages import HiddenType
 from swarm.placement.costs import RunShape, cut
 from swarm.placement.machine_plan import Machine, plan_for
 from swarm.run.sections import PipelineConfig
-from swarm.serving.memory import FREE_SHARE, blocks_that_fit
+from swarm.serving.memory import FREE_SHARE, GPU_SHARE, blocks_that_fit
+from swarm.serving.weights import EvenWeights
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "README.md"
 HEAD: Final = "| your machine | trains a whole | in stages, with others like it | serves of Llama 3.1 8B |"
@@ -80,19 +80,6 @@ MODELS: Final = {
 SERVED: Final = "Llama 3.1 8B"
 
 
-@dataclass(frozen=True)
-class InBf16:
-    """The weights of a model that is served, a part a block."""
-
-    model: ModelConfig
-    dtype: HiddenType = "bf16"
-
-    @property
-    def cuts(self) -> tuple[tuple[int, int], ...]:
-        """The blocks of each part."""
-        return tuple((block, block + 1) for block in range(self.model.layers))
-
-
 def table() -> str:
     """Return the table in Markdown."""
     return "\n".join([HEAD, "|---|---|---|---|", *(f"| {' | '.join(row)} |" for row in rows()), ""])
@@ -115,8 +102,10 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         fits = {name: stages for name in MODELS if (stages := _stages_needed(machine, name))}
         whole = [name for name, stages in fits.items() if stages == 1]
         parted = [f"{name} in {stages}" for name, stages in fits.items() if stages > 1]
-        blocks = blocks_that_fit(InBf16(MODELS[SERVED]), FREE_SHARE * (memory if card is None else card.memory_bytes))
-        served = f"{blocks} of {MODELS[SERVED].layers} blocks"
+        model, room = MODELS[SERVED], FREE_SHARE * memory if card is None else GPU_SHARE * card.memory_bytes
+        plain, small = (blocks_that_fit(EvenWeights(model, "bf16", kind), room) for kind in (None, "nf4"))
+        in_nf4 = "all" if small >= model.layers else str(small)
+        served = f"{plain} of {model.layers} blocks, {in_nf4} in nf4" if plain < model.layers else "all blocks"
         yield named.title, whole[-1] if whole else "-", parted[-1] if parted else "-", served
 
 

@@ -1,12 +1,9 @@
-"""Merge rules: what an owner computes, and how far attackers move the result.
+"""Merge rules: what an owner computes.
 
     python benchmarks/arithmetic/merging.py [--values 25000000] [--repeat 3] [--codec int8] [--json [FILE]]
 
-CPU seconds are of one process with one torch thread, for all slices of n messages, the least of several. The error
-is that of the merged update against the honest peers' common direction, |merged - g| / |g|, in fp32 over 20,000 values,
-the mean of three draws. Honest updates are g plus noise of their own; `cosine` is how much two of them agree. The
-attacker's norm is at most 1.45 of an honest one, so that no gate stops it. With so few values chance adds about 0.01 to
-each cosine; a real slice has a hundred times as many.
+CPU seconds are of one process with one torch thread, for all slices of n messages, the least of several. What liars do
+to a model under each rule is measured by `benchmarks/training/convergence.py --group liars`.
 """
 
 from __future__ import annotations
@@ -24,10 +21,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.common.options import add_json, write_results
 
 CONTRIBUTORS = (4, 8, 16)
-GROUPS = ((4, 1, 0.07), (4, 1, 0.5), (8, 2, 0.07), (8, 2, 0.5))
-"""(contributors, attackers, cosine of two honest updates)"""
-ATTACKS = ("none", "sign flip", "few values", "own direction", "copies", "against the mean", "a little off", "zero")
-VALUES, DRAWS, LENGTH = 20_000, 3, 1.45
 Figures = dict[str, Any]
 
 
@@ -64,52 +57,6 @@ def measure_time(values: int, repeat: int, codec_name: str) -> list[Figures]:
     return found
 
 
-def updates(generator: Any, n: int, attackers: int, cosine: float, attack: str) -> tuple[Any, Any]:
-    """Return all updates (n, c) and the honest direction (c,)."""
-    import torch
-
-    def noise(*shape: int) -> Any:
-        return torch.randn(*shape, VALUES, generator=generator) / VALUES**0.5
-
-    g = noise()
-    g /= g.norm()
-    x = g + math.sqrt(1 / cosine - 1) * noise(n)
-    honest, length, copy = x[attackers:], LENGTH / math.sqrt(cosine), noise()
-    mean, spread = honest.mean(0), honest.std(0)
-    for i in range(attackers):
-        few = torch.zeros(VALUES)
-        few[: VALUES // 100] = -g[: VALUES // 100].sign()
-        lie = {
-            "none": x[i], "sign flip": -x[i], "few values": few, "own direction": noise(), "copies": copy,
-            "against the mean": -mean, "a little off": mean - spread, "zero": torch.zeros(VALUES),
-        }[attack]  # fmt: skip
-        stretched = attack not in ("none", "a little off", "zero")
-        x[i] = lie * (length / lie.norm()) if stretched else lie
-    return x, g
-
-
-def measure_errors() -> list[Figures]:
-    import torch
-
-    from optim.codecs import get_codec
-
-    fp32, generator, found = get_codec("fp32"), torch.Generator().manual_seed(1), []
-    for n, attackers, cosine in GROUPS:
-        for attack in ATTACKS:
-            row: Figures = {"contributors": n, "attackers": attackers, "cosine": cosine, "attack": attack}
-            draws = [updates(generator, n, attackers, cosine, attack) for _ in range(DRAWS)]
-            for name, rule in rules().items():
-                error = 0.0
-                for x, g in draws:
-                    weights = rule.weights([1] * n, [float(v.norm()) for v in x])
-                    taken = [(fp32.encode(v.contiguous()), w) for v, w in zip(x, weights, strict=True) if w > 0]
-                    merged = rule.merge(fp32, [e for e, _ in taken], [w for _, w in taken], VALUES, fp32)
-                    error += float((fp32.decode(merged, VALUES) - g).norm() / g.norm()) / DRAWS
-                row[name] = round(error, 3)
-            found.append(row)
-    return found
-
-
 def show(rows: list[Figures]) -> None:
     print(*rows[0], sep="\t")
     for row in rows:
@@ -127,9 +74,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     report = {"values": options.values, "seconds": measure_time(options.values, options.repeat, options.codec)}
-    report["errors"] = measure_errors()
     show(report["seconds"])
-    show(report["errors"])
     if options.json:
         write_results(options.json, report)
     return 0

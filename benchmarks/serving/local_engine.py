@@ -27,7 +27,7 @@ _STEPS: Final = 6
 _SWEEP_FLOATS: Final = 32 << 20
 
 
-def _prompt(number: int, length: int) -> list[int]:
+def prompt_of(number: int, length: int) -> list[int]:
     return [(31 * number + 7 * place) % 8192 for place in range(length)]
 
 
@@ -37,11 +37,11 @@ def _engine(reference: Any, folder: Path) -> Engine:
     return Engine(SpanBlocks(config, span, weights.__getitem__, torch.device("cpu"), window), pages=4000)
 
 
-def _our_step(engine: Engine, batch: int, context: int) -> Callable[[], None]:
+def our_step(engine: Engine, batch: int, context: int) -> Callable[[], None]:
     """Return what makes one step of so many sessions behind their prompts."""
     for id in range(batch):
         engine.open(id, GREEDY)
-        engine.submit(id, 0, _prompt(id, context), None, samples=True)
+        engine.submit(id, 0, prompt_of(id, context), None, samples=True)
     drawn = list[Any]()
     while engine.waiting_tokens:
         drawn += [output for output in engine.step() if output.token is not None]
@@ -56,8 +56,8 @@ def _our_step(engine: Engine, batch: int, context: int) -> Callable[[], None]:
     return step
 
 
-def _their_step(model: Any, batch: int, context: int) -> Callable[[], None]:
-    ids = torch.tensor([_prompt(number, context) for number in range(batch)])
+def their_step(model: Any, batch: int, context: int) -> Callable[[], None]:
+    ids = torch.tensor([prompt_of(number, context) for number in range(batch)])
     out = model(ids, use_cache=True, logits_to_keep=1)
 
     def step() -> None:
@@ -69,7 +69,7 @@ def _their_step(model: Any, batch: int, context: int) -> Callable[[], None]:
     return step
 
 
-def _in_turn(acts: Sequence[Callable[[], object]], slices: int, steps: int) -> list[float]:
+def in_turn(acts: Sequence[Callable[[], object]], slices: int, steps: int) -> list[float]:
     """Return the median processor time of each act in seconds."""
     found: list[list[float]] = [[] for _ in acts]
     for index in range(slices + 1):
@@ -108,13 +108,13 @@ def measure(size: str) -> list[dict[str, Any]]:
         engine = _engine(reference, Path(folder))
     weights = sum(p.numel() for p in reference.parameters()) - reference.model.embed_tokens.weight.numel()
     for batch, context in SHAPES[size]:
-        acts = [_our_step(engine, batch, context), _their_step(reference, batch, context)]
-        ours, theirs = _in_turn(acts, _SLICES, _STEPS)
-        [sweep] = _in_turn([data.sum], 5, 1)
+        acts = [our_step(engine, batch, context), their_step(reference, batch, context)]
+        ours, theirs = in_turn(acts, _SLICES, _STEPS)
+        [sweep] = in_turn([data.sum], 5, 1)
         rows.append(_row(size, batch, context, ours, theirs, sweep, weights))
         for id in range(batch):
             engine.close(id)
-    prompt = _prompt(1, _PREFILL)
+    prompt = prompt_of(1, _PREFILL)
 
     def prefill() -> None:
         engine.open(0, GREEDY)
@@ -124,7 +124,7 @@ def measure(size: str) -> list[dict[str, Any]]:
         engine.close(0)
 
     ids = torch.tensor([prompt])
-    ours, theirs = _in_turn([prefill, lambda: reference(ids, use_cache=True, logits_to_keep=1)], 5, 1)
+    ours, theirs = in_turn([prefill, lambda: reference(ids, use_cache=True, logits_to_keep=1)], 5, 1)
     told = {"ours_ms": round(1000 * ours, 1), "transformers_ms": round(1000 * theirs, 1)}
     return [*rows, {"size": size, "prefill": _PREFILL, **told, "ratio": round(theirs / ours, 2)}]
 

@@ -27,6 +27,7 @@ from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from peer.config import Quantization
     from peer.events import Event
     from peer.ipc.block_messages import HiddenType, WireType
     from swarm.gateway.limits import ApiKeys, Quotas
@@ -65,6 +66,7 @@ def api(
     invite: str | None,
     model: str | None,
     dtype: HiddenType | None,
+    quantize: Quantization | None,
     device: str,
     threads: int | None,
     listen: str,
@@ -96,7 +98,7 @@ def api(
             f"--listen {listen} lets other machines use this model in your name: give --key or --key-file, or listen at"
             " 127.0.0.1"
         )
-    with invite_to(invite, model, dtype, device, threads) as opened:
+    with invite_to(invite, model, dtype, quantize, device, threads) as opened:
         run_until_stopped(_Api(opened, wire, template, address, known, Quotas(rate, at_once), as_json).run, tied)
 
 

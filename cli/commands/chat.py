@@ -35,6 +35,7 @@ from peer.figures import several
 from peer.plain_text import plain
 
 if TYPE_CHECKING:
+    from peer.config import Quantization
     from peer.ipc.block_messages import HiddenType, WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.gateway.chat_log import ChatLog
@@ -76,6 +77,7 @@ def chat(
     invite: str | None,
     model: str | None,
     dtype: HiddenType | None,
+    quantize: Quantization | None,
     device: str,
     threads: int | None,
     template: str | None,
@@ -99,7 +101,7 @@ def chat(
 
     refuse_without("a --temperature above 0", temperature > 0, "top_p")
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
-    with invite_to(invite, model, dtype, device, threads) as opened:
+    with invite_to(invite, model, dtype, quantize, device, threads) as opened:
         log = None if history is None else ChatLog(history)
         run_until_stopped(_Chat(opened, wire, wait, log, template, system, sampling, max_tokens).run)
 

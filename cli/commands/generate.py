@@ -23,6 +23,7 @@ from peer.errors import ConfigError
 from peer.figures import size_text
 
 if TYPE_CHECKING:
+    from peer.config import Quantization
     from peer.ipc.block_messages import HiddenType, WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.inference.client import ModelClient
@@ -54,6 +55,7 @@ def generate(
     prompt: str | None,
     model: str | None,
     dtype: HiddenType | None,
+    quantize: Quantization | None,
     device: str,
     threads: int | None,
     chat: bool,
@@ -95,7 +97,7 @@ def generate(
         seed=secrets.randbits(53) if seed is None else seed,
         logprobs=logprobs,
     )
-    with invite_to(invite, model, dtype, device, threads) as opened:
+    with invite_to(invite, model, dtype, quantize, device, threads) as opened:
         answers = _Answers(
             opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat, template, special
         )

@@ -17,20 +17,25 @@ from cli.known_homes import homes_called
 from cli.options import (
     checkpoint_folder,
     count_option,
+    dtype_option,
     invite_argument,
+    quantize_option,
     read_invite,
+    served_config,
 )
 from cli.run import run_until_stopped, stopping_by_signal
 from cli.terminal.lines import say, say_json
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from peer.footprint.cards import CARDS
+from peer.footprint.cards import CARDS, Card
 from peer.footprint.layout import Layout
 from peer.machine import memory_bytes
 from swarm.run.invite import PREFIX
 
 if TYPE_CHECKING:
+    from peer.config import Quantization
     from peer.footprint.workload import DeviceKind
+    from peer.ipc.block_messages import HiddenType
     from swarm.pages.sizes import DataSetPlan
     from swarm.placement.costs import RunShape
     from swarm.placement.machine_plan import Machine
@@ -79,6 +84,9 @@ class Quantity(click.ParamType[float]):
     help="The data set of a RUN.toml, as for `peer coordinate`.",
 )
 @click.option("--tokens", type=Quantity("number", _COUNTS), help="To train on, e.g. 20B.  [default: 20 a parameter]")
+@click.option("--serve", is_flag=True, help="Count what serving the model would take, instead of training it.")
+@quantize_option("With --serve: hold the blocks in 8 or 4 bits.  [default: as the checkpoint is]")
+@dtype_option("With --serve: of what is not quantized.  [default: bf16]")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object, with every item in bytes.")
 def plan(
     invite: str | None,
@@ -92,6 +100,9 @@ def plan(
     peers: int,
     data: Path | None,
     tokens: float | None,
+    serve: bool,
+    quantize: Quantization | None,
+    dtype: HiddenType | None,
     as_json: bool,
 ) -> None:
     """Count what a run would take of a machine's device, memory and disk, and how fast it would go.
@@ -102,6 +113,11 @@ def plan(
     """
     refuse_without("several --cards", cards > 1 or layout == "auto", "layout")
     refuse_beside("--device cpu", card == "cpu", "device_memory", why="a CPU has --host-memory")
+    refuse_without("--serve", serve, "quantize", "dtype")
+    refuse_beside("--serve", serve, "cards", "layout", "flops", "link", "peers", "data", "tokens")
+    if serve:
+        _plan_serving(invite or "run.toml", card, device_memory, host_memory, quantize, dtype, as_json)
+        return
     from cli.views.plan import show_plan
     from swarm.placement.machine_plan import check_layout, plan_for
 
@@ -118,6 +134,52 @@ def plan(
         say_json(msgspec.to_builtins(found) | of_data)
     else:
         show_plan(found, data_set)
+
+
+def _plan_serving(
+    source: str,
+    card: str | None,
+    device_memory: float | None,
+    host_memory: float | None,
+    quantize: Quantization | None,
+    dtype: HiddenType | None,
+    as_json: bool,
+) -> None:
+    """Print what serving the model of `source` takes."""
+    from cli.views.serving_plan import show_serving_plan
+    from peer.model.hub_config import chosen_quantization
+    from swarm.placement.serving_plan import plan_serving
+    from swarm.run.hub_models import hub_id
+
+    folder = Path(source)
+    if not os.path.isdir(source) and not source.endswith(".toml") and hub_id(source):
+        folder = checkpoint_folder(source)
+    if (folder / "config.json").is_file():
+        model, saved = served_config(folder)
+        quantize = chosen_quantization(saved, quantize)
+    else:
+        model = _read(source)[0].model
+    kind, size = _serving_memory(card, device_memory, host_memory)
+    found = plan_serving(model, dtype or "bf16", quantize, kind, size)
+    if as_json:
+        say_json(msgspec.to_builtins(found) | {"servers": found.servers})
+    else:
+        show_serving_plan(found)
+
+
+def _serving_memory(
+    card: str | None, device_memory: float | None, host_memory: float | None
+) -> tuple[DeviceKind, float]:
+    """Return the device that serves, and its memory; what the options leave out is this machine's."""
+    if card == "cpu" or (host_memory is not None and card is None and device_memory is None):
+        return "cpu", host_memory or memory_bytes()
+    known = _known_card(card)
+    if known is not None or device_memory is not None:
+        return "cuda", device_memory or (known.memory_bytes if known is not None else 0.0)
+    from peer.compute.device import resolve_device
+
+    size = resolve_device("auto").memory_bytes
+    return ("cuda", size) if size else ("cpu", memory_bytes())
 
 
 def _data_set(shape: RunShape, rules: RunRules, trainers: int, trained: int | None) -> DataSetPlan | None:
@@ -225,6 +287,14 @@ def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, RunRules, int | 
     return shape, run.run, None
 
 
+def _known_card(card: str | None) -> Card | None:
+    """Return the card of a name; None for cpu, and without one. Raises ConfigError for one that is not known."""
+    known = CARDS.get((card or "").lower().replace(" ", "").replace("-", ""))
+    if card is not None and known is None and card != "cpu":
+        raise ConfigError(f"the card {card!r} is not known: choose one of {', '.join(CARDS)}, or cpu, or give --flops")
+    return known
+
+
 def _machine(
     shape: RunShape,
     card: str | None,
@@ -236,9 +306,7 @@ def _machine(
     """Return the machine that the options describe; what they leave out is this machine's."""
     from swarm.placement.machine_plan import Machine
 
-    known = CARDS.get((card or "").lower().replace(" ", "").replace("-", ""))
-    if card is not None and known is None and card != "cpu":
-        raise ConfigError(f"the card {card!r} is not known: choose one of {', '.join(CARDS)}, or cpu, or give --flops")
+    known = _known_card(card)
     kind, bf16, memory = "cpu" if card == "cpu" else "cuda", shape.inner.dtype != "fp32", 0.0
     if known is not None:
         memory, flops = known.memory_bytes, flops or known.flops

@@ -23,6 +23,7 @@ from cli.options import (
     dtype_option,
     home_option,
     invite_argument,
+    quantize_option,
     reach_options,
     read_invite,
     template_option,
@@ -42,6 +43,7 @@ from swarm.run.home import Home
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
 if TYPE_CHECKING:
+    from peer.config import Quantization
     from peer.ipc.block_messages import HiddenType
     from peer.ipc.span import Span
 
@@ -75,6 +77,7 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 @home_option("Folder for this peer's key, fetched weights and event log.  [default: ~/.barnraise/<model>]")
 @click.option("--name", default="", help="The name that others see.  [default: this machine's name]")
 @dtype_option("A model that is founded: what it is served in.  [default: the checkpoint's own type]")
+@quantize_option("A model that is founded: hold its blocks in 8 or 4 bits.  [default: as the checkpoint is]")
 @template_option(
     "A model that is founded: how messages to it become text", "default, else the first that needs no tools"
 )
@@ -97,6 +100,7 @@ def serve(
     template: str | None,
     device: str,
     threads: int | None,
+    quantize: Quantization | None,
     is_open: bool,
     reach: Reach,
     as_json: bool,
@@ -112,7 +116,7 @@ def serve(
     opened, folder = _source(invite, _kept_or_given(model, home))
     if opened is None and home is not None and not is_given("model"):
         opened = _joined(home)
-    founders = ("is_open", "dtype", "template")
+    founders = ("is_open", "dtype", "quantize", "template")
     refuse_beside("INVITE", opened is not None, *founders, why="the model of an INVITE was founded with them")
     refuse_without("--model", folder is not None, "is_open")
     if opened is None and folder is None and home is None:
@@ -137,6 +141,7 @@ def serve(
         blocks=blocks,
         is_open=is_open,
         dtype=dtype,
+        quantization=quantize,
         template=template,
         choices=chosen(context, *founders),
     )

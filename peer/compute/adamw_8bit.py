@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import warnings
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +12,7 @@ from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.errors import ConfigError
 from peer.footprint.optimizer_state import coded_names, scale_bytes
 from peer.model.layout import FlatLayout
+from peer.model.quantize import bitsandbytes
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ class AdamW8bit(InnerOptimizer):
             raise ConfigError("adamw8bit works on fp32 weights only: choose adamw for other dtypes")
         self._coded = coded_names(layout.shapes) if coded is None else coded
         super().__init__(spec, layout, like)
-        self._functional: Any = _bitsandbytes().functional
+        self._functional: Any = bitsandbytes("adamw8bit").functional
         self._maps = [self._functional.create_dynamic_map(signed=signed).to(like.device) for signed in (True, False)]
         self.moments = CodedMoments.of(self.state, layout, self._coded)
 
@@ -99,12 +98,3 @@ class AdamW8bit(InnerOptimizer):
             *self._maps,
             *scales,
         )
-
-
-def _bitsandbytes() -> Any:
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it warns on every machine without a GPU
-            return importlib.import_module("bitsandbytes")
-    except ImportError:
-        raise ConfigError("adamw8bit needs bitsandbytes: pip install bitsandbytes") from None

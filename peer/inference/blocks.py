@@ -7,23 +7,18 @@ prompt. The matrices see all of them at once, attention each session by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peer.config import ModelConfig
+from peer.config import ModelConfig, Quantization
 from peer.inference.cache import SessionCache
+from peer.inference.matrices import Matrix, PlainMatrix, TensorSource, load_matrix
 from peer.ipc.span import Span
 from peer.model.rotary import rotary_table
-
-FEW_ROWS: Final = 6
-
-TensorSource = Callable[[str], Tensor]
-"""Returns a parameter by its Hugging Face name."""
 
 
 @dataclass(frozen=True)
@@ -41,47 +36,48 @@ class _Block:
     None, the matrix after it has it, times sqrt(C)."""
 
     attention_norm: Tensor | None
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
     q_norm: Tensor | None
     k_norm: Tensor | None
-    out: Tensor
+    out: Matrix
     out_bias: Tensor | None
     mlp_norm: Tensor | None
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrix
+    down: Matrix
 
     @classmethod
-    def load(cls, config: ModelConfig, index: int, source: TensorSource) -> _Block:
+    def load(cls, config: ModelConfig, index: int, source: TensorSource, quantization: Quantization | None) -> _Block:
         at = f"model.layers.{index - index % config.shared_blocks}."
-        attention = at + "self_attn."
+        attention, mlp = at + "self_attn.", at + "mlp."
+        joined = [f"{attention}{name}_proj" for name in "qkv"]
 
-        def joined(kind: str) -> Tensor:
-            return torch.cat([source(f"{attention}{name}_proj.{kind}") for name in "qkv"])
+        def matrix(*names: str, columns: int = config.hidden_size) -> Matrix:
+            return load_matrix(source, [f"{name}.weight" for name in names], columns, quantization)
 
-        gate_up = torch.cat([source(at + f"mlp.{name}_proj.weight") for name in ("gate", "up")])
-        attention_norm, qkv = _folded(source(at + "input_layernorm.weight"), joined("weight"))
+        gate_up = matrix(mlp + "gate_proj", mlp + "up_proj")
+        attention_norm, qkv = _folded(source(at + "input_layernorm.weight"), matrix(*joined))
         mlp_norm, gate_up = _folded(source(at + "post_attention_layernorm.weight"), gate_up)
         return cls(
             attention_norm=attention_norm,
             qkv=qkv,
-            qkv_bias=joined("bias") if config.attention_bias else None,
+            qkv_bias=torch.cat([source(f"{name}.bias") for name in joined]) if config.attention_bias else None,
             q_norm=source(attention + "q_norm.weight") if config.qk_norm else None,
             k_norm=source(attention + "k_norm.weight") if config.qk_norm else None,
-            out=source(attention + "o_proj.weight"),
+            out=matrix(attention + "o_proj", columns=config.heads * config.head_size),
             out_bias=source(attention + "o_proj.bias") if config.output_bias else None,
             mlp_norm=mlp_norm,
             gate_up=gate_up,
-            down=source(at + "mlp.down_proj.weight"),
+            down=matrix(mlp + "down_proj", columns=config.intermediate_size),
         )
 
 
-def _folded(gain: Tensor, weight: Tensor) -> tuple[Tensor | None, Tensor]:
+def _folded(gain: Tensor, matrix: Matrix) -> tuple[Tensor | None, Matrix]:
     """Return the rest of a norm's gain, and the matrix (M, C) after it. In fp32 the matrix takes the gain; in shorter
     types it would be rounded once more."""
-    if weight.dtype != torch.float32:
-        return gain, weight
-    return None, weight * (gain * len(gain) ** 0.5)
+    if not isinstance(matrix, PlainMatrix) or matrix.weight.dtype != torch.float32:
+        return gain, matrix
+    return None, PlainMatrix(matrix.weight * (gain * len(gain) ** 0.5))
 
 
 @dataclass(frozen=True)
@@ -100,25 +96,34 @@ class SpanBlocks:
     """The blocks of `span`. The first span takes token ids (N,) int64, any other the hidden state (N, C)."""
 
     def __init__(
-        self, config: ModelConfig, span: Span, source: TensorSource, device: torch.device, window: int | None = None
+        self,
+        config: ModelConfig,
+        span: Span,
+        source: TensorSource,
+        device: torch.device,
+        window: int | None = None,
+        quantization: Quantization | None = None,
     ) -> None:
-        """`source` gives parameters in the type to compute in. `window`: how many tokens a token sees, itself included;
-        None for all."""
+        """`source` gives parameters in the type to compute in, quantized matrices as they are stored. `window`: how
+        many tokens a token sees, itself included; None for all."""
         self.config, self.span, self.window = config, span, window
         self._heads, self._kv_heads, self._size = config.heads, config.kv_heads, config.head_size
 
         def placed(name: str) -> Tensor:
             return source(name).to(device)
 
-        self._blocks = [_Block.load(config, index, placed) for index in span.blocks]
+        self._blocks = [_Block.load(config, index, placed, quantization) for index in span.blocks]
+        any_gain = f"model.layers.{span.first - span.first % config.shared_blocks}.input_layernorm.weight"
+        self.dtype = source(any_gain).dtype
+        """The type of hidden states."""
         embedding = "model.embed_tokens.weight"
         self._embedding = placed(embedding) if span.is_first else None
         self._norm: Tensor | None = placed("model.norm.weight") if span.is_last else None
         tied = config.tie_embeddings
-        self._head: Tensor | None = None
+        self._head: Matrix | None = None
         if span.is_last:
             shared = self._embedding if tied else None
-            self._head = shared if shared is not None else placed(embedding if tied else "lm_head.weight")
+            self._head = PlainMatrix(shared if shared is not None else placed(embedding if tied else "lm_head.weight"))
             if not tied:
                 self._norm, self._head = _folded(placed("model.norm.weight"), self._head)
         cos, sin = rotary_table(config)
@@ -129,11 +134,6 @@ class SpanBlocks:
         self._turned = torch.tensor(turned, device=device).unsqueeze(1)  # (H + 2K, 1)
         self._kept = torch.tensor([0.0] * (heads + kv_heads) + [1.0] * kv_heads, device=device).unsqueeze(1)
         self._floor = torch.tensor((config.hidden_size * config.norm_eps) ** 0.5, device=device)
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The type of hidden states."""
-        return self._blocks[0].out.dtype
 
     @property
     def device(self) -> torch.device:
@@ -154,9 +154,9 @@ class SpanBlocks:
         for layer in range(part.first - self.span.first, part.end - self.span.first):
             block = self._blocks[layer]
             attended = self._attend(layer, block, self._normed(x, block.attention_norm), turn, segments, masks)
-            x = _times(attended, block.out, x if block.out_bias is None else x + block.out_bias)
-            gate, up = _times(self._normed(x, block.mlp_norm), block.gate_up).chunk(2, dim=-1)
-            x = _times(F.silu(gate) * up, block.down, x)
+            x = block.out.times(attended, x if block.out_bias is None else x + block.out_bias)
+            gate, up = block.gate_up.times(self._normed(x, block.mlp_norm)).chunk(2, dim=-1)
+            x = block.down.times(F.silu(gate) * up, x)
         return x.contiguous()
 
     def _turn(self, segments: Sequence[Segment]) -> _Turn:
@@ -170,7 +170,7 @@ class SpanBlocks:
     def logits(self, x: Tensor) -> Tensor:
         """Return the logits (N, V), fp32, of hidden states (N, C) after the last block."""
         assert self._head is not None
-        return _times(self._normed(x, self._norm), self._head).float()
+        return self._head.times(self._normed(x, self._norm)).float()
 
     def _normed(self, x: Tensor, gain: Tensor | None) -> Tensor:
         """Return RMSNorm (1910.07467) of x (N, C); without a gain, divided by sqrt(C)."""
@@ -188,7 +188,7 @@ class SpanBlocks:
         masks: Sequence[Tensor | None],
     ) -> Tensor:
         heads, kv_heads = self._heads, self._kv_heads
-        joined = _times(x, block.qkv)
+        joined = block.qkv.times(x)
         if block.qkv_bias is not None:
             joined = joined + block.qkv_bias
         qkv = joined.view(len(x), heads + 2 * kv_heads, self._size)
@@ -238,15 +238,3 @@ class SpanBlocks:
         seen = torch.arange(end, device=self._cos.device).unsqueeze(0)
         mask = seen <= at
         return mask & (seen > at - self.window) if self.window is not None else mask
-
-
-def _times(x: Tensor, weight: Tensor, base: Tensor | None = None) -> Tensor:
-    """Multiply x (N, K) with weight (M, K), and add base: (N, M). With few rows a CPU's library is up to twice as fast
-    if they are columns, and in fp32 two of them up to twice as fast as one (benchmarks/serving/inference.py --local).
-    """
-    if len(x) > FEW_ROWS or x.device.type != "cpu":
-        product = F.linear(x, weight)
-        return product if base is None else base + product
-    columns = torch.cat((x, x)) if len(x) == 1 and x.dtype == torch.float32 else x
-    product = torch.mm(weight, columns.t()).t()[: len(x)]
-    return product.contiguous() if base is None else base + product

@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.bounds import Hash, Number, Text
-from peer.config import TOKENS_MAX, VOCABULARY_MAX, ModelConfig
+from peer.config import TOKENS_MAX, VOCABULARY_MAX, ModelConfig, Quantization
 from peer.decoding import MALFORMED, told
 from peer.ipc.sampling_options import LIKELIEST_MAX, Sampling
 from peer.ipc.span import Span
@@ -77,6 +77,8 @@ class LoadBlocks(msgspec.Struct, frozen=True, tag="load_blocks", kw_only=True):
     """Tokens of a prompt in one step."""
     to_worker: RingEnds
     from_worker: RingEnds
+    quantization: Quantization | None = None
+    """Of the matrices inside of the blocks (`peer.footprint.stored`); None: they are in `dtype`."""
     gives_way: bool = False
     """Whether another worker of this peer trains on the same processors, which goes first."""
 

@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from peer.config import ModelConfig, RopeKind, RopeScaling
+from peer.config import ModelConfig, Quantization, RopeKind, RopeScaling
 from peer.decoding import MALFORMED, decode_json, malformed, told
 from peer.errors import ConfigError
 
@@ -15,6 +15,10 @@ CONFIG_BYTES_MAX: Final = 64 << 10
 _MSCALE_MAX: Final = 1000.0
 _FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
 _BIASED: Final = ("llama", "qwen3")
+_ORIGINAL: Final = (
+    "the model in bfloat16 or float16 that it was made from, which its model card names as base_model (hf download"
+    " OWNER/NAME; peer serve --model OWNER/NAME --quantize nf4)"
+)
 _CODE: Final = ("auto_map", "custom_pipelines", "trust_remote_code")
 
 
@@ -92,6 +96,11 @@ class _HubConfig(msgspec.Struct):
     mlp_bias: bool = False
     hidden_act: str = "silu"
     partial_rotary_factor: float | None = None
+
+
+class _Quantized(msgspec.Struct):
+    """The quantization of a config.json."""
+
     quantization_config: Any = None
 
 
@@ -99,6 +108,8 @@ def read_hub_config(content: bytes) -> ModelConfig:
     """Return the ModelConfig of a config.json, for training. Raises ConfigError, also for a setting that this decoder
     would compute differently."""
     model, window = read_served_config(content)
+    if saved_quantization(content) is not None:
+        raise ConfigError("the checkpoint is quantized: train one in float32, bfloat16 or float16")
     if window is None:
         return model
     # within the window, sliding and full attention are equal
@@ -126,13 +137,38 @@ def read_served_config(content: bytes) -> tuple[ModelConfig, int | None]:
         if getattr(raw, key) != plain:
             found = str(getattr(raw, key))[:40]
             raise ConfigError(f"config.json sets {key} to {found!r}: choose a model with {plain!r}")
-    if raw.quantization_config is not None:
-        method = _quantization(raw.quantization_config)
-        raise ConfigError(f"the checkpoint is quantized ({method}): choose one in float32, bfloat16 or float16")
     try:
         return _model_config(kind.model_type, raw), _window(kind.model_type, raw)
     except ValueError as error:
         raise ConfigError(f"config.json describes no supported model ({told(error)}): choose another") from error
+
+
+def saved_quantization(content: bytes) -> Quantization | None:
+    """Return how the weights of a config.json are quantized; None: not at all. Raises ConfigError for a quantization
+    that is not read here, with what to do instead."""
+    found = decode_json(content, _Quantized).quantization_config
+    if found is None:
+        return None
+    settings = found if isinstance(found, dict) else {}
+    by_bits = any(settings.get(f"load_in_{bits}bit") for bits in (4, 8))  # old files name no method
+    if settings.get("quant_method", "bitsandbytes" if by_bits else "") == "bitsandbytes":
+        if settings.get("load_in_8bit"):
+            return "int8"
+        kind = str(settings.get("bnb_4bit_quant_type", "fp4"))[:8]
+        if settings.get("load_in_4bit") and kind == "nf4":
+            return "nf4"
+        raise ConfigError(
+            f"the checkpoint is quantized (bitsandbytes, {kind}): take one in int8 or nf4, or {_ORIGINAL}"
+        )
+    method = str(settings.get("quant_method", "by quantization_config") if settings else found)[:40]
+    raise ConfigError(f"the checkpoint is quantized ({method}): take {_ORIGINAL}")
+
+
+def chosen_quantization(saved: Quantization | None, wanted: Quantization | None) -> Quantization | None:
+    """Return how a model is served whose checkpoint is quantized as `saved`, or not. Raises ConfigError."""
+    if saved is not None and wanted not in (None, saved):
+        raise ConfigError(f"the checkpoint is quantized in {saved}: drop --quantize, or take one in bf16")
+    return saved or wanted
 
 
 def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
@@ -158,11 +194,6 @@ def _model_config(family: str, raw: _HubConfig) -> ModelConfig:
         output_bias=biased,
         tie_embeddings=raw.tie_word_embeddings,
     )
-
-
-def _quantization(found: Any) -> str:
-    """Return the name of a quantization."""
-    return str(found.get("quant_method", "by quantization_config") if isinstance(found, dict) else found)[:40]
 
 
 def _window(family: str, raw: _HubConfig) -> int | None:

@@ -130,7 +130,10 @@ def missing_parameter(folder: Path, name: str, names: Collection[str]) -> Checkp
     """Return the error of a checkpoint without a parameter. `names`: what its files hold, by canonical names."""
     lacks = f"{folder} lacks {name}"
     if any(held.rpartition(".")[2] in _QUANTIZED for held in names):
-        return CheckpointError(f"{lacks}, as its weights are quantized: take the checkpoint in bfloat16 or float16")
+        return CheckpointError(
+            f"{lacks}, as its weights are quantized: take the checkpoint in bfloat16 or float16, or one of bitsandbytes"
+            " with the config.json that was saved with it"
+        )
     if any(".lora_" in held for held in names):
         return CheckpointError(
             f"{lacks}, as an adapter is not merged into its weights: merge it (peft: model.merge_and_unload()), and"
@@ -193,7 +196,17 @@ def _without_weights(folder: Path) -> str:
             f"{folder} has pickled weights (.bin) and no {WEIGHTS}: convert them to safetensors, if you trust their"
             f" author ({conversion(folder, 'AutoModelForCausalLM')})"
         )
-    if any(name.endswith((".gguf", ".pt", ".pth", ".ckpt")) for name in names):
+    packed = sorted(name for name in names if name.endswith(".gguf"))
+    if packed:
+        code = (
+            "from transformers import AutoModelForCausalLM as A, AutoTokenizer as T;"
+            f" [k.from_pretrained({here}, gguf_file={json.dumps(packed[0])}).save_pretrained({here}) for k in (A, T)]"
+        )
+        return (
+            f"{folder} has weights in GGUF and no {WEIGHTS}: take the checkpoint in safetensors, or convert it"
+            f" (pip install gguf; python -c {shlex.quote(code)})"
+        )
+    if any(name.endswith((".pt", ".pth", ".ckpt")) for name in names):
         return f"{folder} has weights in another format: take the checkpoint in safetensors ({WEIGHTS})"
     others = sorted(name for name in names if name.endswith(".safetensors"))
     if others:

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from peer.config import ModelConfig
+from peer.config import ModelConfig, Quantization
 from peer.errors import StageRefused, WorkerError
 from peer.events import EventLog
 from peer.ipc.block_messages import (
@@ -69,6 +69,8 @@ class BlockConfig:
     stall_s: float = 300.0
     """A worker whose step takes this long is killed."""
     load_timeout_s: float = 600.0
+    quantization: Quantization | None = None
+    """Of the matrices inside of the blocks."""
     gives_way: bool = False
     """Whether a worker that trains on the same processors goes first."""
 
@@ -267,5 +269,6 @@ class BlockWorkerGroup:
             chunk_tokens=config.chunk_tokens,
             to_worker=to_worker,
             from_worker=from_worker,
+            quantization=config.quantization,
             gives_way=config.gives_way,
         )

@@ -6,7 +6,6 @@ control socket. The worker sleeps only while no session waits for a step.
 
 from __future__ import annotations
 
-import math
 import select
 import time
 from collections import deque
@@ -20,9 +19,10 @@ from torch import Tensor
 from peer.bounds import smoothed
 from peer.compute.device import resolve_device
 from peer.errors import CheckpointError, ConfigError
-from peer.footprint.parameters import parameter_shapes
-from peer.inference.blocks import SpanBlocks, TensorSource
+from peer.footprint.stored import StoredTensor, stored_tensors
+from peer.inference.blocks import SpanBlocks
 from peer.inference.engine import Engine, StepOutput, StepRefused
+from peer.inference.matrices import TensorSource
 from peer.inference.wire_rows import TYPES, rows_from, rows_to
 from peer.ipc.block_messages import (
     LOGPROB_MIN,
@@ -47,6 +47,7 @@ from peer.ipc.ring import Piece, Ring
 from peer.loading import Loading
 from peer.model.parameter_files import ParameterFiles
 from peer.model.parameter_names import EMBEDDING
+from peer.model.quantize import STORED_TYPES
 from peer.worker.control_link import ControlLink
 
 _REPORT_S: Final = 0.5
@@ -65,7 +66,7 @@ class BlockWorker:
         self._link, self._load = link, load
         device = resolve_device(load.device)
         source = _counted(parameters_of(load), Loading(link.emit, "load", loaded_bytes(load)))
-        blocks = SpanBlocks(load.model, load.span, source, device.torch, load.window)
+        blocks = SpanBlocks(load.model, load.span, source, device.torch, load.window, load.quantization)
         self._engine = Engine(blocks, load.pages, load.rows_max, load.chunk_tokens)
         self._incoming = Ring.attach(load.to_worker.fds, load.to_worker.size_bytes)
         self._outgoing = Ring.attach(load.from_worker.fds, load.from_worker.size_bytes)
@@ -196,16 +197,16 @@ class BlockWorker:
 
 
 def parameters_of(load: LoadBlocks) -> TensorSource:
-    """Return where the parameters of a span come from, as copies in the type to compute in. Raises ConfigError, at once
-    if one is missing."""
+    """Return where the parameters of a span come from, as copies in the type to compute in, quantized ones as they are
+    stored. Raises ConfigError, at once if one is missing."""
     if load.span.of != load.model.layers:
         raise ConfigError(f"the span is {load.span} and the model has {load.model.layers} blocks: choose it again")
-    shapes, folders = dict(parameter_shapes(load.model)), ", ".join(load.folders)
+    stored, folders = {tensor.name: tensor for tensor in _needed(load)}, ", ".join(load.folders)
     try:
         files = ParameterFiles(map(Path, load.folders))
     except CheckpointError as error:
         raise ConfigError(str(error)) from error
-    for name in _needed(load):
+    for name in stored:
         if name not in files.names:
             raise ConfigError(
                 f"no .safetensors file in {folders} holds {name}: name a folder with the files of blocks {load.span}"
@@ -216,22 +217,23 @@ def parameters_of(load: LoadBlocks) -> TensorSource:
             tensor = files.tensor(name)
         except CheckpointError as error:
             raise ConfigError(str(error)) from error
-        if tensor.shape != shapes[name]:
+        wanted = stored[name]
+        if tensor.shape != wanted.shape:
             raise ConfigError(
-                f"{name} in {folders} has shape {tuple(tensor.shape)}, not {shapes[name]}: use the matching config.json"
+                f"{name} in {folders} has shape {tuple(tensor.shape)}, not {wanted.shape}: use the matching config.json"
             )
-        if tensor.dtype not in _FLOATS:
+        dtype = STORED_TYPES[wanted.type]
+        if tensor.dtype not in (_FLOATS if dtype in _FLOATS else (dtype,)):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ConfigError(f"{name} in {folders} is of the type {kind}: take a checkpoint in fp32, bf16 or fp16")
-        return tensor.to(TYPES[load.dtype], copy=True)  # a mapped file may change, and lies at any address
+        return tensor.to(dtype, copy=True)  # a mapped file may change, and lies at any address
 
     return source
 
 
 def loaded_bytes(load: LoadBlocks) -> int:
     """Return the size of a span's parameters in the type to compute in."""
-    shapes = dict(parameter_shapes(load.model))
-    return sum(math.prod(shapes[name]) for name in _needed(load)) * TYPES[load.dtype].itemsize
+    return sum(tensor.size_bytes for tensor in _needed(load))
 
 
 def _counted(source: TensorSource, loaded: Loading) -> TensorSource:
@@ -245,12 +247,12 @@ def _counted(source: TensorSource, loaded: Loading) -> TensorSource:
     return counted
 
 
-def _needed(load: LoadBlocks) -> Iterator[str]:
-    """Yield the names of the parameters that a span cannot do without."""
-    for name, _ in parameter_shapes(load.model, load.span.blocks):
-        yield name
-    if load.span.is_last and load.model.tie_embeddings:
-        yield EMBEDDING
+def _needed(load: LoadBlocks) -> Iterator[StoredTensor]:
+    """Yield the tensors that a span cannot do without."""
+    model, dtype = load.model, load.dtype
+    yield from stored_tensors(model, load.span.blocks, dtype, load.quantization)
+    if load.span.is_last and not load.span.is_first and model.tie_embeddings:
+        yield from (tensor for tensor in stored_tensors(model, range(1), dtype, None) if tensor.name == EMBEDDING)
 
 
 def _record(output: StepOutput, wire: WireType | None) -> tuple[Piece, ...]:

@@ -17,7 +17,7 @@ from blake3 import blake3
 
 from optim.config import AllReduceConfig, CodecConfig, LionConfig, OuterConfig, check_merge
 from peer.bounds import HASH_BYTES, Name
-from peer.config import TOKENS_MAX, DataConfig, InnerConfig, ModelConfig, WeightType, check_range
+from peer.config import TOKENS_MAX, DataConfig, InnerConfig, ModelConfig, Quantization, WeightType, check_range
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 from peer.ipc.block_messages import HiddenType
@@ -55,10 +55,11 @@ LAYERED_BITS: Final = "lgreco_by_layer"
 SUMMED_FACTORS: Final = "powersgd_summed"
 TWO_BIT: Final = "two_bit"
 SIGN_VOTES: Final = "lion_signs"
+QUANTIZED: Final = "quantized_weights"
 FEATURES: Final = frozenset(
     {
         COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS,
-        TWO_BIT, SIGN_VOTES,
+        TWO_BIT, SIGN_VOTES, QUANTIZED,
     }
 )  # fmt: skip
 """Features that a manifest may require (`CommonManifest.requires`)."""
@@ -207,12 +208,16 @@ class ServedModelManifest(CommonManifest, frozen=True, kw_only=True, tag_field=_
     window: int | None = None
     """How many tokens a token sees, itself included; None for all."""
     text: TextRules = TextRules()
+    quantization: Quantization | None = None
+    """Of the matrices inside of the blocks (`peer.footprint.stored`); None: they are in `dtype`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name(self.name)
         if self.window is not None:
             check_range(self, 1, TOKENS_MAX, "window")
+        if self.quantization is not None and QUANTIZED not in self.requires:
+            raise ValueError("requires lacks a feature that the weights need")
         check_model(self.model, self.tokenizer)
         if len(self.checkpoint) != len(self.cuts) or any(len(root) != HASH_BYTES for root in self.checkpoint):
             raise ValueError("checkpoint is not a hash of 32 bytes for each part")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from peer.config import Quantization
 from peer.footprint.layout import Compute
 from peer.ipc.block_messages import HiddenType
 from peer.net.reach import Reach
@@ -35,5 +36,7 @@ class ServeConfig:
     rule."""
     dtype: HiddenType | None = None
     """The type in which a founded model is served; None: that of its checkpoint."""
+    quantization: Quantization | None = None
+    """Of the blocks of a model that is founded; None: as its checkpoint is."""
     choices: bytes = b""
     """The choices that the next start from `home` takes over, as the command wrote them; empty: none."""

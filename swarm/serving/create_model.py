@@ -12,24 +12,27 @@ import trio
 from blake3 import blake3
 
 from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.config import ModelConfig
+from peer.config import ModelConfig, Quantization
 from peer.data.tokenizer import load_tokenizer
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import CheckpointError
 from peer.events import EventLog
 from peer.files import read_bounded
+from peer.footprint.parameters import Shape
+from peer.footprint.stored import is_quantized, stored_bytes
 from peer.identity import Identity, Signed
 from peer.ipc.block_messages import HiddenType
-from peer.ipc.span import Span
 from peer.loading import loading
-from peer.model.hub_config import CONFIG_BYTES_MAX, read_served_config
+from peer.model.hub_config import CONFIG_BYTES_MAX, chosen_quantization, read_served_config, saved_quantization
 from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles, check_finite
 from peer.model.parameter_names import HEAD
+from peer.model.quantize import CODES
 from peer.model.text_rules import TextRules, read_text_rules
 from peer.model.weight_files import conversion, missing_parameter, weight_files
 from swarm.run.manifest import (
     PROTOCOL_VERSION,
+    QUANTIZED,
     BlockRange,
     ServedModelManifest,
     fit_templates,
@@ -37,7 +40,8 @@ from swarm.run.manifest import (
     sign_manifest,
 )
 from swarm.run.manifest_transfer import save_run_files
-from swarm.serving.parts import part_bytes, part_spans, part_tensors
+from swarm.serving.parts import part_tensors, quantize_part
+from swarm.serving.weights import EvenWeights, part_bytes, part_spans
 
 _TOKENIZER: Final = "tokenizer.json"
 _OTHER_TOKENIZERS: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
@@ -57,7 +61,7 @@ class CreatedModel:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A checkpoint whose small files and headers do: all but its values. It is a `swarm.serving.parts.Weights`."""
+    """A checkpoint whose small files and headers do: all but its values. It is a `swarm.serving.weights.Weights`."""
 
     name: str
     is_open: bool
@@ -66,6 +70,7 @@ class PreparedModel:
     model: ModelConfig
     window: int | None
     dtype: HiddenType
+    quantization: Quantization | None
     cuts: tuple[BlockRange, ...]
     text: TextRules
     tokenizer: bytes
@@ -73,12 +78,19 @@ class PreparedModel:
 
 
 def prepare_model(
-    folder: Path, name: str, is_open: bool, dtype: HiddenType | None = None, template: str | None = None
+    folder: Path,
+    name: str,
+    is_open: bool,
+    dtype: HiddenType | None = None,
+    template: str | None = None,
+    quantization: Quantization | None = None,
 ) -> PreparedModel:
     """Read the small files of a checkpoint in the Hugging Face layout and the headers of its weights. Blocks. Raises
-    ConfigError for a model outside the family, CheckpointError for files that do not fit."""
+    ConfigError for a model outside the family or a quantization that it cannot have, CheckpointError for files that do
+    not fit."""
     content = _read(folder / "config.json", CONFIG_BYTES_MAX)
     config, window = read_served_config(content)
+    quantization = chosen_quantization(saved_quantization(content), quantization)
     model = msgspec.structs.replace(config, tie_embeddings=False)  # the last server has a head of its own
     text = read_text_rules(folder)
     if template is not None:
@@ -87,8 +99,8 @@ def prepare_model(
     weight_files(folder)
     files = ParameterFiles([folder])
     _check_names(folder, files, config)
-    own = _own_dtype(files, model)
-    step = model.shared_blocks
+    own = _own_dtype(files, model, quantization)
+    stored_bytes(model, None, own, quantization)
     return PreparedModel(
         name=name,
         is_open=is_open,
@@ -97,7 +109,8 @@ def prepare_model(
         model=model,
         window=window,
         dtype=dtype or own,
-        cuts=tuple((first, first + step) for first in range(0, model.layers, step)),
+        quantization=quantization,
+        cuts=EvenWeights(model, own, quantization).cuts,
         text=text,
         tokenizer=tokenizer,
         tokenizer_name=tokenizer_name,
@@ -106,7 +119,7 @@ def prepare_model(
 
 async def create_model(home: Path, prepared: PreparedModel, identity: Identity, events: EventLog) -> CreatedModel:
     """Read and hash all values of a checkpoint, sign its manifest and keep it under `home`. Raises CheckpointError."""
-    trees = await _hash(prepared, events)
+    trees = await _hash(home, prepared, events)
     model = prepared.model
     manifest = ServedModelManifest(
         protocol=PROTOCOL_VERSION,
@@ -114,12 +127,13 @@ async def create_model(home: Path, prepared: PreparedModel, identity: Identity, 
         created_at=int(time.time()),
         model=model,
         tokenizer=prepared.tokenizer_name,
-        requires=model_features(model),
+        requires=(*model_features(model), *([QUANTIZED] if prepared.quantization else [])),
         name=prepared.name,
         open=prepared.is_open,
         cuts=prepared.cuts,
         checkpoint=tuple(tree.root for tree in trees),
         dtype=prepared.dtype,
+        quantization=prepared.quantization,
         window=prepared.window,
         text=prepared.text,
     )
@@ -129,18 +143,25 @@ async def create_model(home: Path, prepared: PreparedModel, identity: Identity, 
     return CreatedModel(signed, manifest, prepared.tokenizer, trees)
 
 
-async def _hash(prepared: PreparedModel, events: EventLog) -> tuple[StateTree, ...]:
-    """Return the hashes of each part, whose values must be finite. Each is read once."""
-    files, model, dtype = prepared.files, prepared.model, prepared.dtype
-    spans = part_spans(prepared)
+async def _hash(home: Path, prepared: PreparedModel, events: EventLog) -> tuple[StateTree, ...]:
+    """Return the hashes of each part, whose values must be finite. Each is read once. Those of a quantized model are
+    made, and kept under `home`."""
+    spans, weights = part_spans(prepared), home / "weights"
+    if prepared.quantization is not None:
+        weights.mkdir(exist_ok=True)
 
-    def hash_part(span: Span) -> StateTree:
-        for name in FlatLayout.of(model, span).slots:
-            check_finite(prepared.folder, name, files.tensor(name))
-        return hash_state(part_tensors(files, model, dtype, span), read.add)
+    def hash_part(number: int) -> StateTree:
+        files, span = prepared.files, spans[number]
+        if prepared.quantization is not None:
+            quantize_part(files, prepared, number, weights)
+            files = ParameterFiles([weights])
+        else:
+            for name in FlatLayout.of(prepared.model, span).slots:
+                check_finite(prepared.folder, name, files.tensor(name))
+        return hash_state(part_tensors(files, prepared, span), read.add)
 
-    with loading(events.emit, "read", sum(part_bytes(model, dtype, span) for span in spans)) as read:
-        return tuple([await trio.to_thread.run_sync(hash_part, span) for span in spans])
+    with loading(events.emit, "read", sum(part_bytes(prepared, span) for span in spans)) as read:
+        return tuple([await trio.to_thread.run_sync(hash_part, number) for number in range(len(spans))])
 
 
 def _check_names(folder: Path, files: ParameterFiles, config: ModelConfig) -> None:
@@ -151,15 +172,24 @@ def _check_names(folder: Path, files: ParameterFiles, config: ModelConfig) -> No
             raise missing_parameter(folder, name, names)
 
 
-def _own_dtype(files: ParameterFiles, model: ModelConfig) -> HiddenType:
-    """Return the type of a checkpoint: bf16 where all parameters are of it."""
-    kinds = {str(files.tensor(name).dtype) for name in FlatLayout.of(model).slots}
+def _own_dtype(files: ParameterFiles, model: ModelConfig, quantization: Quantization | None) -> HiddenType:
+    """Return the type of a checkpoint: bf16 where all parameters are of it, those left out that are quantized."""
+    kinds = {
+        str(files.tensor(name).dtype)
+        for name, slot in FlatLayout.of(model).slots.items()
+        if not _in_codes(files, name, slot.shape, quantization)
+    }
     unfit = kinds - {"torch.float64", "torch.float32", "torch.bfloat16", "torch.float16"}
     if unfit:
         raise CheckpointError(
             f"the checkpoint has parameters of {sorted(unfit)[0]}: take one in float32, bfloat16 or float16"
         )
     return "bf16" if kinds == {"torch.bfloat16"} else "fp32"
+
+
+def _in_codes(files: ParameterFiles, name: str, shape: Shape, quantization: Quantization | None) -> bool:
+    """Whether a checkpoint holds a parameter in the codes of its quantization."""
+    return quantization is not None and is_quantized(name, shape) and files.tensor(name).dtype == CODES[quantization]
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes, str]:

@@ -8,10 +8,13 @@ from peer.errors import ConfigError, ResourceError
 from peer.ipc.block_messages import HIDDEN_BYTES, PAGE_TOKENS
 from peer.ipc.span import Span
 from peer.machine import free_memory_bytes
-from swarm.serving.parts import Weights, part_bytes, part_spans
+from swarm.serving.weights import Weights, part_bytes, part_spans
 
 FREE_SHARE: Final = 0.6
-CACHE_SHARE: Final = 0.25
+"""Of the machine's free memory, where other programs run too."""
+GPU_SHARE: Final = 0.9
+"""Of a GPU's memory: the rest is for the library's context and what a step computes."""
+CACHE_SHARE: Final = 0.15
 """At least this share of the memory is for keys and values."""
 PAGES_MAX: Final = 1 << 16
 SESSIONS_WANTED: Final = 64
@@ -21,7 +24,7 @@ SESSIONS_WANTED: Final = 64
 def pages_that_fit(weights: Weights, span: Span, memory_bytes: float | None) -> int:
     """Return how many pages of keys and values there is room for beside the weights of a span; at least one session's
     of the shortest useful length."""
-    held = sum(part_bytes(weights.model, weights.dtype, part) for part in _inside(weights, span))
+    held = sum(part_bytes(weights, part) for part in _inside(weights, span))
     left = memory_for(memory_bytes) - held
     useful = SESSIONS_WANTED * -(-weights.model.max_seq_len // PAGE_TOKENS)
     return int(max(4, min(left / (_page_bytes(weights) * span.count), useful, PAGES_MAX)))
@@ -48,7 +51,7 @@ def check_room(weights: Weights, blocks: tuple[int, int] | None, memory_bytes: f
 def blocks_that_fit(weights: Weights, memory_bytes: float | None) -> int:
     """Return how many blocks there is room for, with a share of the memory for keys and values."""
     room = (1 - CACHE_SHARE) * memory_for(memory_bytes)
-    largest = sorted((part_bytes(weights.model, weights.dtype, span), span.count) for span in part_spans(weights))
+    largest = sorted((part_bytes(weights, span), span.count) for span in part_spans(weights))
     blocks = 0
     for size, count in reversed(largest):  # embedding and head are counted first: any window may have them
         room -= size
@@ -63,7 +66,7 @@ def given_memory(gigabytes: float | None, device_bytes: int) -> float | None:
     there is no GPU, for `memory_for`."""
     if gigabytes is not None:
         return gigabytes * 1e9
-    return FREE_SHARE * device_bytes if device_bytes else None
+    return GPU_SHARE * device_bytes if device_bytes else None
 
 
 def memory_for(memory_bytes: float | None) -> float:

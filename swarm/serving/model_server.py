@@ -29,10 +29,11 @@ from swarm.run.manifest import AnyManifest, ServedModelManifest
 from swarm.serving.config import ServeConfig
 from swarm.serving.description import ServerDescription
 from swarm.serving.memory import blocks_that_fit, check_room, pages_that_fit
-from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_bytes, part_path, part_spans, parts_of
+from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_path, quantize_part
 from swarm.serving.placement import LOOK_S, PlacementView, better_blocks, choose_blocks
 from swarm.serving.server import BlockServer
 from swarm.serving.server_events import arriving, tell_load
+from swarm.serving.weights import part_bytes, part_spans, parts_of
 
 LEAVE_S: Final = 5.0
 """The time that clients get to replace a server that leaves."""
@@ -110,8 +111,10 @@ class ModelServer:
 
     @property
     def _folders(self) -> list[Path]:
-        own = [] if self._config.folder is None else [self._config.folder]
-        return [*own, self._home.path / "weights"]
+        """Where the parts are. Those of a quantized model are never in a checkpoint, but made of it."""
+        plain = self._config.folder is not None and self._manifest.quantization is None
+        own = [self._config.folder] if plain else []
+        return [*own, self._home.path / "weights"]  # type: ignore[list-item]
 
     async def _fetch(self, span: Span) -> None:
         """Have the weights of a span on disk, checked. Raises NetworkError, ResourceError, CheckpointError."""
@@ -141,12 +144,17 @@ class ModelServer:
         return [peer for peer in dict.fromkeys(others) if peer != self._host.peer_id]
 
     async def _take_from_disk(self, wanted: list[int]) -> None:
-        """Serve what the files have: all parts of a checkpoint, and those that were fetched."""
-        whole = self._config.folder is not None
+        """Serve what the files have: all parts of a checkpoint, and those that were fetched or made of one."""
+        manifest, folder = self._manifest, self._config.folder
+        if folder is not None and manifest.quantization is not None:
+            checkpoint = await trio.to_thread.run_sync(ParameterFiles, [folder])
+            for number in (number for number in wanted if not self._path(number).exists()):
+                await trio.to_thread.run_sync(quantize_part, checkpoint, manifest, number, self._home.path / "weights")
+        plain = folder is not None and manifest.quantization is None
         numbers = [
             number
-            for number in (range(len(self._manifest.cuts)) if whole else wanted)
-            if self._manifest.checkpoint[number] not in self._parts.roots and (whole or self._path(number).exists())
+            for number in (wanted if folder is None else range(len(manifest.cuts)))
+            if manifest.checkpoint[number] not in self._parts.roots and (plain or self._path(number).exists())
         ]
         files = await trio.to_thread.run_sync(ParameterFiles, self._folders)
         if self._trees or not numbers:
@@ -174,7 +182,7 @@ class ModelServer:
 
     def _size_bytes(self, numbers: Sequence[int]) -> int:
         manifest, spans = self._manifest, part_spans(self._manifest)
-        return sum(part_bytes(manifest.model, manifest.dtype, spans[number]) for number in numbers)
+        return sum(part_bytes(manifest, spans[number]) for number in numbers)
 
     # -- serving -------------------------------------------------------------------------------------------------------
 
@@ -187,6 +195,7 @@ class ModelServer:
             span=span,
             dtype=manifest.dtype,
             window=manifest.window,
+            quantization=manifest.quantization,
             folders=tuple(self._folders),
             directory=config.home,
             events=self._host.events,
@@ -196,7 +205,7 @@ class ModelServer:
         )
         moved = list[Span]()
         async with AsyncExitStack() as stack:
-            with loading(self._host.events.emit, "load", part_bytes(manifest.model, manifest.dtype, span)):
+            with loading(self._host.events.emit, "load", part_bytes(manifest, span)):
                 worker = await stack.enter_async_context(BlockWorkerGroup.open(worker_config))
             nursery = await stack.enter_async_context(trio.open_nursery())
             server = BlockServer(worker, self._host, nursery, self._membership.knows)

@@ -1,8 +1,8 @@
 """The weights of a served model, in parts: one a block, so that a server fetches only what it computes.
 
-A part is the parameters of its blocks in canonical order (`FlatLayout`), in the type of the checkpoint; the first has
-the embedding, the last one the final norm and the head. The manifest has the hash of each part. Servers read parts from
-a checkpoint on their disk, or fetch them from each other, and check either.
+A part is the parameters of its blocks in canonical order, in the type of the checkpoint or quantized
+(`peer.footprint.stored`); the first has the embedding, the last one the final norm and the head. The manifest has the
+hash of each part. Servers read parts from a checkpoint on their disk, or fetch them from each other, and check either.
 """
 
 from __future__ import annotations
@@ -11,76 +11,50 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 import trio
 from torch import Tensor
 
 from peer.checkpoint.hash_tree import StateBytes, StateTree, hash_state
-from peer.config import ModelConfig
 from peer.errors import CheckpointError, ProtocolViolation, ResourceError
 from peer.events import EventLog
-from peer.ipc.block_messages import HiddenType
+from peer.footprint.stored import stored_tensors
 from peer.ipc.span import Span
-from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles
+from peer.model.quantize import STORED_TYPES, stored_values
 from peer.net.host import Host
 from peer.net.rpc import Buffer, Call, Rpc
-from swarm.run.manifest import BlockRange, ServedModelManifest
+from swarm.run.manifest import ServedModelManifest
+from swarm.serving.weights import Weights, part_bytes, part_spans
 from swarm.state.chunk_fetch import ChunkFetch
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 
-_DTYPES: Final[dict[HiddenType, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
-_NAMES: Final[dict[HiddenType, str]] = {"fp32": "F32", "bf16": "BF16"}
 _COPY_BYTES: Final = 16 << 20
 
 
-class Weights(Protocol):
-    """The weights of a model, in parts: a `ServedModelManifest`, or what follows a run."""
-
-    @property
-    def model(self) -> ModelConfig: ...
-
-    @property
-    def dtype(self) -> HiddenType: ...
-
-    @property
-    def cuts(self) -> tuple[BlockRange, ...]:
-        """The blocks of each part."""
-
-
-def part_tensors(files: ParameterFiles, model: ModelConfig, dtype: HiddenType, span: Span) -> list[Tensor]:
-    """Return the bytes of a part, a flat uint8 tensor for each parameter; mapped from the files where they have that
-    type. Raises CheckpointError."""
-    layout = FlatLayout.of(model, span)
+def part_tensors(files: ParameterFiles, weights: Weights, span: Span) -> list[Tensor]:
+    """Return the bytes of a part, a flat uint8 tensor for each stored one; mapped from the files where they have its
+    type. Raises CheckpointError; also where the files hold no quantized form of a part that is to be quantized, which
+    `quantize_part` makes."""
     found = []
-    for name, slot in layout.slots.items():
-        tensor = files.tensor(name)
-        if tuple(tensor.shape) != slot.shape:
+    for stored in stored_tensors(weights.model, span.blocks, weights.dtype, weights.quantization):
+        tensor, dtype = files.tensor(stored.name), STORED_TYPES[stored.type]
+        if tuple(tensor.shape) != stored.shape:
             raise CheckpointError(
-                f"{name} has shape {tuple(tensor.shape)}, not {slot.shape}: use the config.json of these weights"
+                f"{stored.name} has shape {tuple(tensor.shape)}, not {stored.shape}: use the config.json of these"
+                " weights"
             )
-        found.append(tensor.to(_DTYPES[dtype]).contiguous().flatten().view(torch.uint8))
+        if not dtype.is_floating_point and tensor.dtype != dtype:
+            raise CheckpointError(f"{stored.name} is not {weights.quantization}: quantize the checkpoint again")
+        found.append(tensor.to(dtype).contiguous().flatten().view(torch.uint8))
     return found
-
-
-def part_bytes(model: ModelConfig, dtype: HiddenType, span: Span) -> int:
-    """Return the size of a part."""
-    return FlatLayout.of(model, span).numel * _DTYPES[dtype].itemsize
-
-
-def part_spans(weights: Weights) -> list[Span]:
-    """Return the blocks of each part."""
-    return [Span(first, end, weights.model.layers) for first, end in weights.cuts]
-
-
-def parts_of(manifest: ServedModelManifest, span: Span) -> list[int]:
-    """Return the numbers of the parts that a span needs."""
-    return [number for number, (first, end) in enumerate(manifest.cuts) if first < span.end and span.first < end]
 
 
 class PartStore:
@@ -106,7 +80,7 @@ class PartStore:
         """Serve a part from now on, if the files match the manifest. Blocks while it is hashed, and reports the hashed
         bytes to `hashed`. With `tree` it has just been hashed."""
         manifest, span = self._manifest, part_spans(self._manifest)[number]
-        tensors = part_tensors(files, manifest.model, manifest.dtype, span)
+        tensors = part_tensors(files, manifest, span)
         tree = tree or hash_state(tensors, hashed)
         if tree.root != manifest.checkpoint[number]:
             return False
@@ -116,7 +90,7 @@ class PartStore:
     def serve(self, rpc: Rpc) -> None:
         """Answer other servers from now on."""
         manifest = self._manifest
-        largest = max(part_bytes(manifest.model, manifest.dtype, span) for span in part_spans(manifest))
+        largest = max(part_bytes(manifest, span) for span in part_spans(manifest))
         methods = StateMethods.of(largest, 0)
         rpc.register(methods.hashes, self._hashes)
         rpc.register(methods.chunk, self._chunk)
@@ -156,7 +130,7 @@ async def fetch_part(
     """Fetch a part from peers that have it into its file. If this fails, the received bytes stay for the next attempt.
     Raises NetworkError, ResourceError. Events: state_progress."""
     span = part_spans(manifest)[number]
-    size, root = part_bytes(manifest.model, manifest.dtype, span), manifest.checkpoint[number]
+    size, root = part_bytes(manifest, span), manifest.checkpoint[number]
     path = folder / f"part-{number:04}.part"
     part = await trio.to_thread.run_sync(PartFile, path, size)
     try:
@@ -168,12 +142,23 @@ async def fetch_part(
     await trio.to_thread.run_sync(_finish, path, part_path(folder, number), _header(manifest, span))
 
 
-def _header(manifest: ServedModelManifest, span: Span) -> bytes:
+def quantize_part(files: ParameterFiles, weights: Weights, number: int, folder: Path) -> None:
+    """Write the file of a part of a quantized model from the files of its checkpoint. Blocks. Raises CheckpointError,
+    ConfigError, ResourceError."""
+    assert weights.quantization is not None
+    span = part_spans(weights)[number]
+    values = stored_values(files, weights.model, span.blocks, weights.dtype, weights.quantization)
+    pieces = (tensor.flatten().view(torch.uint8).numpy().data for _, tensor in values)
+    _write(part_path(folder, number), chain([_header(weights, span)], pieces))
+
+
+def _header(weights: Weights, span: Span) -> bytes:
     """Return the header of the safetensors file whose data is the part."""
-    width, kind, table = _DTYPES[manifest.dtype].itemsize, _NAMES[manifest.dtype], {}
-    for name, slot in FlatLayout.of(manifest.model, span).slots.items():
-        begin = slot.offset * width
-        table[name] = {"dtype": kind, "shape": slot.shape, "data_offsets": (begin, begin + slot.numel * width)}
+    table, begin = {}, 0
+    for stored in stored_tensors(weights.model, span.blocks, weights.dtype, weights.quantization):
+        end = begin + stored.size_bytes
+        table[stored.name] = {"dtype": stored.type, "shape": stored.shape, "data_offsets": (begin, end)}
+        begin = end
     text = json.dumps(table).encode()
     text += b" " * (-len(text) % 8)
     return struct.pack("<Q", len(text)) + text
@@ -181,21 +166,33 @@ def _header(manifest: ServedModelManifest, span: Span) -> bytes:
 
 def _finish(source: Path, target: Path, header: bytes) -> None:
     """Turn the arrived bytes into a safetensors file. Raises ResourceError."""
-    partial = target.with_suffix(".tmp")
     try:
-        with source.open("rb") as arrived, partial.open("wb") as file:
-            file.write(header)
-            while piece := arrived.read(_COPY_BYTES):
+        with source.open("rb") as arrived:
+            _write(target, chain([header], iter(partial(arrived.read, _COPY_BYTES), b"")))
+        source.unlink()
+    except OSError as error:
+        raise _unwritable(target, error) from error
+
+
+def _write(target: Path, pieces: Iterable[Buffer]) -> None:
+    """Write a file as a whole or not at all. Raises ResourceError."""
+    unfinished = target.with_suffix(".tmp")
+    try:
+        with unfinished.open("wb") as file:
+            for piece in pieces:
                 file.write(piece)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(target)
-        source.unlink()
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise ResourceError(
-            f"{target} cannot be written ({error.strerror}): free space, or choose another --home"
-        ) from error
+        unfinished.replace(target)
+    except BaseException as error:
+        unfinished.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise _unwritable(target, error) from error
+        raise
+
+
+def _unwritable(target: Path, error: OSError) -> ResourceError:
+    return ResourceError(f"{target} cannot be written ({error.strerror}): free space, or choose another --home")
 
 
 def missing_parts(store: PartStore, manifest: ServedModelManifest, numbers: Sequence[int]) -> list[int]:

@@ -31,7 +31,7 @@ from swarm.run.guests import GuestBook
 from swarm.run.home import Home
 from swarm.run.invite import ADDRESSES_MAX, Invite
 from swarm.run.inviting import printed_invite, with_living
-from swarm.run.manifest import AnyManifest, Manifest, open_any_manifest, open_served_manifest
+from swarm.run.manifest import AnyManifest, Manifest, ServedModelManifest, open_any_manifest, open_served_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.serving.config import ServeConfig
 from swarm.serving.create_model import CreatedModel, PreparedModel, create_model, prepare_model
@@ -122,6 +122,10 @@ def _founded(config: ServeConfig, identity: Identity) -> CreatedModel | Prepared
             raise ConfigError(
                 f"{config.home} serves its model in {manifest.dtype}: drop --dtype, or give another --home"
             )
+        if config.quantization not in (None, manifest.quantization):
+            raise ConfigError(
+                f"{config.home} serves its model {_quantized(manifest)}: drop --quantize, or give another --home"
+            )
         if config.template is not None and not _has_template(manifest.text, config.template):
             raise ConfigError(
                 f"{config.home} serves its model with another chat template: drop --template, or give another --home"
@@ -129,7 +133,12 @@ def _founded(config: ServeConfig, identity: Identity) -> CreatedModel | Prepared
         return CreatedModel(kept[0], manifest, kept[1])
     if config.folder is None:
         raise ConfigError(f"{config.home} holds no served model yet: name a checkpoint with --model")
-    return prepare_model(config.folder, _model_name(config.folder), config.is_open, config.dtype, config.template)
+    name = _model_name(config.folder)
+    return prepare_model(config.folder, name, config.is_open, config.dtype, config.template, config.quantization)
+
+
+def _quantized(manifest: ServedModelManifest) -> str:
+    return "without quantization" if manifest.quantization is None else f"in {manifest.quantization}"
 
 
 def _has_template(rules: TextRules, word: str) -> bool:

@@ -11,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -24,10 +23,9 @@ from peer.catalogue.groups import MemberJoined, MemberLeft, MembershipStale
 if sys.version_info < (3, 11):
     from exceptiongroup import BaseExceptionGroup
 
-from peer.config import ModelConfig
 from peer.errors import BarnraiseError, ConfigError, NetworkError, ResourceError
 from peer.events import Event, EventLog
-from peer.ipc.block_messages import CHUNK_TOKENS, HiddenType, row_bytes_max
+from peer.ipc.block_messages import CHUNK_TOKENS, row_bytes_max
 from peer.ipc.span import Span
 from peer.loading import loading
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
@@ -37,18 +35,18 @@ from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer
 from swarm.run.bootstrap import ManifestT
 from swarm.run.home import Home
-from swarm.run.manifest import BlockRange, Manifest
+from swarm.run.manifest import Manifest
 from swarm.serving.commit_servers import CommitServers
 from swarm.serving.config import ServeConfig
 from swarm.serving.description import ServerDescription
 from swarm.serving.memory import blocks_that_fit, memory_for, pages_that_fit
 from swarm.serving.model_server import LEAVE_S
-from swarm.serving.parts import part_bytes
 from swarm.serving.placement import LOOK_S as PLACEMENT_LOOK_S
 from swarm.serving.placement import PlacementView, better_blocks, choose_blocks
 from swarm.serving.run_commits import CommitFiles, RunCommit, last_commit, served_type
 from swarm.serving.server import BlockServer
 from swarm.serving.server_events import tell_load
+from swarm.serving.weights import EvenWeights, part_bytes
 
 LOOK_S: Final = 2.0
 IDLE_S: Final = 5.0
@@ -69,22 +67,6 @@ _OF_SERVING: Final = frozenset(
 """Events that a training peer does not report of its server: its own have these names, or say more."""
 
 
-@dataclass(frozen=True)
-class RunWeights:
-    """The weights of any commit of a run, a part a block (`swarm.serving.parts.Weights`)."""
-
-    model: ModelConfig
-    dtype: HiddenType
-    cuts: tuple[BlockRange, ...]
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> RunWeights:
-        """Return those of a run."""
-        step = manifest.model.shared_blocks
-        cuts = tuple((first, first + step) for first in range(0, manifest.model.layers, step))
-        return cls(manifest.model, served_type(manifest), cuts)
-
-
 class RunServer:
     """Resources open while a peer serves a run."""
 
@@ -93,7 +75,7 @@ class RunServer:
         check_commits(manifest)
         self._config, self._home, self._host, self._manifest = config, home, peer.host, manifest
         self._events = _without_namesakes(peer.host.events) if config.beside_training else peer.host.events
-        self._weights = RunWeights.of(manifest)
+        self._weights = EvenWeights(manifest.model, served_type(manifest))
         self._memory = memory_for(config.compute.memory_bytes) / COMMITS_MAX
         self._room = self._checked_room()
         self._random = random.Random(secrets.token_hex(8))
@@ -236,7 +218,7 @@ class RunServer:
         try:
             folder = await self._files.fetch(commit, self._span)
             async with AsyncExitStack() as stack:
-                size_bytes = part_bytes(self._manifest.model, self._weights.dtype, self._span)
+                size_bytes = part_bytes(self._weights, self._span)
                 with loading(self._events.emit, "load", size_bytes):
                     worker = await stack.enter_async_context(BlockWorkerGroup.open(self._worker_config(folder)))
                 nursery = await stack.enter_async_context(trio.open_nursery())

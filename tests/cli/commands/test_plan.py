@@ -299,3 +299,39 @@ def test_a_data_set_is_counted_for_a_run_that_trains_on_it(peer: Peer, tmp_path:
     assert "data_set" not in planned(peer, run, *CARD)
     refused = peer("plan", "barnraise3abc", *CARD, "--data", tmp_path / "data")
     assert refused.code == 2 and "leave --data out" in refused.stderr
+
+
+LLAMA_8B = {
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+}
+
+
+def test_what_serving_takes_is_counted_by_the_type_of_the_blocks(peer: Peer, tmp_path: Path) -> None:
+    """Llama 3.1 8B: 14.0 GB of blocks in bf16, a half in int8, 0.28 in nf4, which an 8 GB card holds whole."""
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA_8B))
+    card = ("--serve", "--device-memory", "8GB", "--json")
+    plain, eight, four = (
+        planned(peer, tmp_path, *card, *options) for options in ((), ("--quantize", "int8"), ("--quantize", "nf4"))
+    )
+    assert [round(found["blocks_bytes"] / plain["blocks_bytes"], 2) for found in (eight, four)] == [0.5, 0.28]
+    assert plain["embedding_bytes"] + plain["head_bytes"] == 2 * 2 * 128256 * 4096
+    assert four["fits"] and four["servers"] == 1 and four["tokens_kept"] >= 8192
+    assert not eight["fits"] and not plain["fits"] and plain["servers"] > eight["servers"] > 1
+    assert plain["token_bytes"] == 2 * 2 * 8 * 128 * 32
+    said = peer("plan", tmp_path, "--serve", "--quantize", "nf4", "--device-memory", "8GB")
+    assert "serves the whole model" in said.stdout and "6.0 GB" in said.stdout
+    said = peer("plan", tmp_path, "--serve", "--host-memory", "2GB")
+    assert said.code == 0 and "does not fit" in said.stdout
+    saved = LLAMA_8B | {"quantization_config": {"quant_method": "bitsandbytes", "load_in_8bit": True}}
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    assert planned(peer, tmp_path, *card)["quantization"] == "int8"
+    assert "quantized in int8: drop --quantize" in peer("plan", tmp_path, *card, "--quantize", "nf4").stderr
+    assert "counts only beside --serve" in peer("plan", tmp_path, "--quantize", "nf4").stderr
+    assert "--peers and --serve were both given" in peer("plan", tmp_path, *card, "--peers", "4").stderr

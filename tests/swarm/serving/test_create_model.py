@@ -21,7 +21,7 @@ from swarm.serving.peer import ServeConfig, _reopen_or_prepare
 from tests.swarm.gateway.served_model import write_checkpoint
 from tests.swarm.serving import both_readers
 
-QUANTIZED: Final = ("gptq", "awq", "bitsandbytes", "fp8", "compressed-tensors")
+QUANTIZED: Final = ("gptq", "awq", "fp8", "compressed-tensors")
 ROPES: Final = ("longrope", "su", "proportional")
 FAMILIES: Final = ("gpt2", "mixtral", "gemma3", "phi3", "qwen3_moe", "deepseek_v3")
 CONFIG: Final[dict[str, Any]] = {
@@ -81,7 +81,7 @@ def test_a_type_is_for_a_model_that_is_founded(tmp_path: Path) -> None:
             ({"quantization_config": {"quant_method": name, "bits": 4}}, rf"is quantized \({name}\)")
             for name in QUANTIZED
         ),
-        ({"quantization_config": {"load_in_8bit": True}}, "is quantized"),
+        ({"quantization_config": {"load_in_4bit": True}}, r"is quantized \(bitsandbytes, fp4\)"),
         *(
             ({"rope_parameters": {"rope_type": name, "factor": 4.0}}, f"asks for '{name}' rotary scaling")
             for name in ROPES

@@ -1,0 +1,180 @@
+"""A served model in fp32, bf16, int8 and nf4: bytes, memory, tokens a second and logits.
+
+    python benchmarks/serving/quantized.py [--sizes 10M 100M] [--json [FILE]]
+
+Each form is a process of one thread. It founds a served model of a random Llama, loads it as a server does, and
+generates. "fetched" is what a server of the whole model receives; "memory" what the loaded weights added to the
+process. int8 and nf4 stand beside `transformers` with bitsandbytes' own linear layers, in turn with the engine. The
+limit reads the stored blocks and the head once, at the rate of memory measured with one thread. "from fp32" and "from
+them" (`transformers`) are distances of the logits behind a prompt, relative to their norm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final, cast
+
+import psutil
+import torch
+import trio
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.common.options import add_json, write_results
+from benchmarks.serving.local_engine import in_turn, our_step, prompt_of, their_step
+from benchmarks.serving.served_model import GREEDY, write_model
+from peer.config import Quantization
+from peer.events import EventLog
+from peer.footprint.stored import stored_tensors
+from peer.identity import Identity
+from peer.inference.blocks import SpanBlocks
+from peer.inference.engine import Engine
+from peer.ipc.block_messages import HiddenType
+from peer.ipc.span import Span
+from peer.model.parameter_files import ParameterFiles
+from peer.model.quantize import STORED_TYPES
+from swarm.serving.create_model import create_model, prepare_model
+from swarm.serving.weights import part_bytes
+from tests.peer.inference.quantized_reference import quantized_copy
+
+FORMS: Final[dict[str, tuple[HiddenType, Quantization | None]]] = {
+    "fp32": ("fp32", None),
+    "bf16": ("bf16", None),
+    "int8": ("bf16", "int8"),
+    "nf4": ("bf16", "nf4"),
+    "int8 on fp32": ("fp32", "int8"),
+    "nf4 on fp32": ("fp32", "nf4"),
+}
+BATCHES: Final = (1, 4, 16)
+COLUMNS: Final = [
+    "model", "form", "fetched", "memory", "logits from fp32", "from `transformers`",
+    *(f"tokens/s, batch {batch}: ours / `transformers` (of the limit)" for batch in BATCHES),
+]  # fmt: skip
+CONTEXT: Final = 128
+_SLICES: Final = 9
+_STEPS: Final = 4
+_SWEEP_FLOATS: Final = 32 << 20
+
+
+@torch.inference_mode()
+def measure(size: str, form: str) -> dict[str, Any]:
+    """Measure one form of a model in this process."""
+    torch.set_num_threads(1)
+    dtype, quantization = FORMS[form]
+    with tempfile.TemporaryDirectory() as place:
+        folder, home = Path(place) / "model", Path(place) / "home"
+        home.mkdir()
+        reference = write_model(folder, size)
+        prepared = prepare_model(folder, "m", True, dtype, None, quantization)
+        trio.run(create_model, home, prepared, Identity.generate(), EventLog())
+        span = Span.whole(prepared.model.layers)
+        files = ParameterFiles([folder if quantization is None else home / "weights"])
+        stored = {t.name: t for t in stored_tensors(prepared.model, span.blocks, dtype, quantization)}
+        before = psutil.Process().memory_full_info().uss
+
+        def source(name: str) -> torch.Tensor:
+            return files.tensor(name).to(STORED_TYPES[stored[name].type], copy=True)
+
+        blocks = SpanBlocks(prepared.model, span, source, torch.device("cpu"), quantization=quantization)
+        held = psutil.Process().memory_full_info().uss - before
+    theirs = reference if quantization is None else quantized_copy(reference, quantization)
+    theirs = theirs.to(STORED_TYPES["BF16" if dtype == "bf16" else "F32"])
+    engine, rows = Engine(blocks, pages=4000), []
+    read = part_bytes(prepared, span) - stored["model.embed_tokens.weight"].size_bytes
+    data = torch.ones(_SWEEP_FLOATS)
+    for batch in BATCHES:
+        ours, rival = in_turn([our_step(engine, batch, CONTEXT), their_step(theirs, batch, CONTEXT)], _SLICES, _STEPS)
+        [sweep] = in_turn([data.sum], 5, 1)
+        limit = read / (4 * _SWEEP_FLOATS / sweep)
+        rows.append(
+            {"batch": batch, "tokens_s": round(batch / ours, 1), "rival_s": round(batch / rival, 1)}
+            | {"of_limit": round(limit / ours, 3)}
+        )
+        for id in range(batch):
+            engine.close(id)
+    return {
+        "form": form,
+        "fetched_bytes": part_bytes(prepared, span),
+        "memory_bytes": held,
+        "logits": _logits(engine),
+        "theirs": theirs(torch.tensor([prompt_of(1, 300)])).logits[0, -1].float().tolist(),
+        "rows": rows,
+    }
+
+
+def _logits(engine: Engine) -> list[float]:
+    engine.keeps_logits = True
+    engine.open(0, GREEDY)
+    engine.submit(0, 0, prompt_of(1, 300), None, samples=True)
+    said = [output for _ in range(4) for output in engine.step() if output.logits is not None][-1]
+    assert said.logits is not None
+    return cast("list[float]", said.logits.float().tolist())
+
+
+def _away(ours: list[float], theirs: list[float]) -> float:
+    a, b = torch.tensor(ours), torch.tensor(theirs)
+    return float((a - b).norm() / b.norm())
+
+
+def compare(size: str) -> list[dict[str, Any]]:
+    """Measure all forms, each in a process of its own."""
+    found: dict[str, dict[str, Any]] = {}
+    for form in FORMS:
+        command = [sys.executable, __file__, "--form", size, form]
+        ended = subprocess.run(command, stdout=subprocess.PIPE, check=True, stderr=subprocess.DEVNULL)
+        found[form] = json.loads(ended.stdout)
+    plain = found["fp32"]["logits"]
+    for row in found.values():
+        ours, theirs = row.pop("logits"), row.pop("theirs")
+        row |= {"size": size, "from_fp32": _away(ours, plain), "from_theirs": _away(ours, theirs)}
+    return list(found.values())
+
+
+def _told(row: dict[str, Any]) -> list[str]:
+    """Return a row of RESULTS.md."""
+    sizes = [f"{row[name] / 1e6:.1f} MB" for name in ("fetched_bytes", "memory_bytes")]
+    apart = [f"{row[name]:.1e}" if row[name] else "0" for name in ("from_fp32", "from_theirs")]
+    speeds = [f"{each['tokens_s']} / {each['rival_s']} ({each['of_limit']:.0%})" for each in row["rows"]]
+    return [row["size"], row["form"], *sizes, *apart, *speeds]
+
+
+def show(found: list[dict[str, Any]]) -> None:
+    """Print the table."""
+    batches = "".join(f"{f'batch {batch}':>16}" for batch in BATCHES)
+    print("Tokens a second of one thread, and of `transformers` (int8 and nf4: with bitsandbytes' linear layers).")
+    print(f"{'':<14}{'fetched':>9}{'memory':>10}{'from fp32':>11}{'from them':>10}{batches}   of the limit")
+    for row in found:
+        speeds = "".join(f"{r['tokens_s']:>9.1f} /{r['rival_s']:>5.1f}" for r in row["rows"])
+        shares = " ".join(f"{r['of_limit']:.2f}" for r in row["rows"])
+        size, held = (f"{row[name] / 1e6:.1f} MB" for name in ("fetched_bytes", "memory_bytes"))
+        print(
+            f"{row['form']:<14}{size:>9}{held:>10}{row['from_fp32']:11.4f}{row['from_theirs']:10.4f}{speeds}   {shares}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", choices=["10M", "100M"], default=["100M"])
+    parser.add_argument("--form", nargs=2, metavar=("SIZE", "FORM"), help="measure one form, and print it as JSON")
+    add_json(parser, "quantized")
+    options = parser.parse_args()
+    if options.form:
+        print(json.dumps(measure(*options.form)))
+        return
+    found = []
+    for size in options.sizes:
+        print(f"{size} parameters")
+        rows = compare(size)
+        show(rows)
+        found += rows
+    if options.json:
+        write_results(options.json, {"columns": COLUMNS, "rows": [_told(row) for row in found], "measured": found})
+
+
+if __name__ == "__main__":
+    main()

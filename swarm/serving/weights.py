@@ -1,0 +1,59 @@
+"""The parts that a served model's weights are cut into, and their sizes. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from peer.config import ModelConfig, Quantization
+from peer.footprint.stored import stored_bytes
+from peer.ipc.block_messages import HiddenType
+from peer.ipc.span import Span
+from swarm.run.manifest import BlockRange
+
+
+class Weights(Protocol):
+    """The weights of a model, in parts: a `ServedModelManifest`, or what follows a run."""
+
+    @property
+    def model(self) -> ModelConfig: ...
+
+    @property
+    def dtype(self) -> HiddenType: ...
+
+    @property
+    def quantization(self) -> Quantization | None:
+        """Of the matrices inside of the blocks; None: they are in `dtype`."""
+
+    @property
+    def cuts(self) -> tuple[BlockRange, ...]:
+        """The blocks of each part."""
+
+
+def part_spans(weights: Weights) -> list[Span]:
+    """Return the blocks of each part."""
+    return [Span(first, end, weights.model.layers) for first, end in weights.cuts]
+
+
+def parts_of(weights: Weights, span: Span) -> list[int]:
+    """Return the numbers of the parts that a span needs."""
+    return [number for number, (first, end) in enumerate(weights.cuts) if first < span.end and span.first < end]
+
+
+def part_bytes(weights: Weights, span: Span) -> int:
+    """Return the size of the weights of a span."""
+    return stored_bytes(weights.model, span.blocks, weights.dtype, weights.quantization)
+
+
+@dataclass(frozen=True)
+class EvenWeights:
+    """Weights with a part for each block, or for blocks that share their parameters."""
+
+    model: ModelConfig
+    dtype: HiddenType
+    quantization: Quantization | None = None
+
+    @property
+    def cuts(self) -> tuple[BlockRange, ...]:
+        step = self.model.shared_blocks
+        return tuple((first, first + step) for first in range(0, self.model.layers, step))
