@@ -138,7 +138,7 @@ def main() -> None:
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--steps", type=int, default=20, help="inner steps of a round, of 4 sequences each")
-    add_json(parser, "training/pages.json")
+    add_json(parser, "training/pages")
     options = parser.parse_args()
     rows = [trio.run(measure, size, options) for size in options.sizes]
     shown = [[str(value) for value in row.values()] for row in rows]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,23 @@ from peer.errors import CheckpointError, ConfigError
 from peer.footprint.stored import stored_bytes, stored_tensors
 from peer.inference.blocks import SpanBlocks
 from peer.inference.engine import Engine
-from peer.inference.matrices import Matrix, load_matrix
+from peer.inference.matrices import Int8Matrix, Matrix, load_matrix
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
 from peer.model.hub_config import read_served_config, saved_quantization
 from peer.model.parameter_files import ParameterFiles
 from peer.model.quantize import quantized, stored_values
+from tests.peer.devices import DEVICES
 from tests.peer.inference.quantized_reference import quantized_copy, save_quantized
 from tests.swarm.serving.serving_swarm import LAYERS, reference_model
 
 BOTH: list[Quantization] = ["int8", "nf4"]
 ALL = range(LAYERS)
+NF4 = [
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+]  # fmt: skip
 
 
 def saved(folder: Path, model: Any = None) -> tuple[Path, ModelConfig]:
@@ -108,6 +115,33 @@ def matrix_of(weight: torch.Tensor, quantization: Quantization) -> Matrix:
     codes, scales = quantized(weight, quantization)
     names = {"int8": "a.SCB", "nf4": "a.weight.absmax"}
     return load_matrix({"a.weight": codes, names[quantization]: scales}.__getitem__, ["a.weight"], 128, quantization)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("quantization", BOTH)
+def test_codes_and_what_they_decode_to_have_the_same_bits_on_each_device(
+    device: str, quantization: Quantization
+) -> None:
+    """nf4 against the table of QLoRA's appendix; int8 by an input of one value, whose product is the code itself."""
+    weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(2)).bfloat16().float()
+    codes, scales = quantized(weight, quantization)
+    there, scales_there = quantized(weight.to(device), quantization)
+    assert torch.equal(there.cpu(), codes) and torch.equal(scales_there.cpu(), scales)
+    if quantization == "nf4":
+        bitsandbytes = importlib.import_module("bitsandbytes").functional
+        state = bitsandbytes.QuantState(
+            absmax=scales_there, shape=weight.shape, dtype=torch.float32, blocksize=64, quant_type="nf4"
+        )
+        decoded = bitsandbytes.dequantize_4bit(there, state).cpu()
+        pairs = torch.stack([codes.flatten() >> 4, codes.flatten() & 15], dim=1).flatten().long()
+        table = torch.tensor(NF4, dtype=torch.float32)
+        assert torch.equal(decoded, (table[pairs].view(-1, 64) * scales[:, None]).view(weight.shape))
+    else:
+        one = torch.zeros(1, 128, dtype=torch.bfloat16, device=device)
+        one[0, 3] = 1.0
+        said = Int8Matrix(there, scales_there).times(one)[0].cpu()
+        wanted = (127 * codes[:, 3].float() * scales * 6.200124e-05).bfloat16()
+        torch.testing.assert_close(said, wanted, atol=0, rtol=2**-8)
 
 
 @pytest.mark.parametrize("quantization", BOTH)
