@@ -205,7 +205,7 @@ def show(rows: list[dict[str, Any]], beside: dict[tuple[int, int], float], size:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=list(MODELS), default=["10M", "100M"])
+    parser.add_argument("--sizes", nargs="+", choices=["10M", "100M"], default=["10M", "100M"])
     parser.add_argument("--contexts", nargs="+", type=int, default=[128, 1024])
     parser.add_argument("--servers", type=int, choices=range(1, 9), default=2)
     parser.add_argument("--tokens", type=int, default=128)

@@ -1,6 +1,6 @@
 """A served model in fp32, bf16, int8 and nf4: bytes, memory, tokens a second and logits.
 
-    python benchmarks/serving/quantized.py [--sizes 10M 100M] [--json [FILE]]
+    python benchmarks/serving/quantized.py [--sizes 10M 100M 1B] [--device cuda] [--json [FILE]]
 
 Each form is a process of one thread. It founds a served model of a random Llama, loads it as a server does, and
 generates. "fetched" is what a server of the whole model receives; "memory" what the loaded weights added to the
@@ -16,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -62,7 +63,7 @@ _SWEEP_FLOATS: Final = 32 << 20
 
 
 @torch.inference_mode()
-def measure(size: str, form: str) -> dict[str, Any]:
+def measure(size: str, form: str, device: str) -> dict[str, Any]:
     """Measure one form of a model in this process."""
     torch.set_num_threads(1)
     dtype, quantization = FORMS[form]
@@ -75,21 +76,24 @@ def measure(size: str, form: str) -> dict[str, Any]:
         span = Span.whole(prepared.model.layers)
         files = ParameterFiles([folder if quantization is None else home / "weights"])
         stored = {t.name: t for t in stored_tensors(prepared.model, span.blocks, dtype, quantization)}
-        before = psutil.Process().memory_full_info().uss
+        before = _used(device)
 
         def source(name: str) -> torch.Tensor:
             return files.tensor(name).to(STORED_TYPES[stored[name].type], copy=True)
 
-        blocks = SpanBlocks(prepared.model, span, source, torch.device("cpu"), quantization=quantization)
-        held = psutil.Process().memory_full_info().uss - before
+        blocks = SpanBlocks(prepared.model, span, source, torch.device(device), quantization=quantization)
+        held = _used(device) - before
     theirs = reference if quantization is None else quantized_copy(reference, quantization)
-    theirs = theirs.to(STORED_TYPES["BF16" if dtype == "bf16" else "F32"])
+    theirs = theirs.to(STORED_TYPES["BF16" if dtype == "bf16" else "F32"]).to(device)
     engine, rows = Engine(blocks, pages=4000), []
     read = part_bytes(prepared, span) - stored["model.embed_tokens.weight"].size_bytes
-    data = torch.ones(_SWEEP_FLOATS)
+    data = torch.ones(_SWEEP_FLOATS, device=device)
+    clock = time.process_time if device == "cpu" else time.perf_counter
     for batch in BATCHES:
-        ours, rival = in_turn([our_step(engine, batch, CONTEXT), their_step(theirs, batch, CONTEXT)], _SLICES, _STEPS)
-        [sweep] = in_turn([data.sum], 5, 1)
+        ours, rival = in_turn(
+            [our_step(engine, batch, CONTEXT), their_step(theirs, batch, CONTEXT)], _SLICES, _STEPS, clock
+        )
+        [sweep] = in_turn([lambda: data.sum().item()], 5, 1, clock)
         limit = read / (4 * _SWEEP_FLOATS / sweep)
         rows.append(
             {"batch": batch, "tokens_s": round(batch / ours, 1), "rival_s": round(batch / rival, 1)}
@@ -102,9 +106,14 @@ def measure(size: str, form: str) -> dict[str, Any]:
         "fetched_bytes": part_bytes(prepared, span),
         "memory_bytes": held,
         "logits": _logits(engine),
-        "theirs": theirs(torch.tensor([prompt_of(1, 300)])).logits[0, -1].float().tolist(),
+        "theirs": theirs(torch.tensor([prompt_of(1, 300)], device=device)).logits[0, -1].float().tolist(),
         "rows": rows,
     }
+
+
+def _used(device: str) -> int:
+    """Return the bytes that this process holds on the device."""
+    return psutil.Process().memory_full_info().uss if device == "cpu" else torch.cuda.memory_allocated()
 
 
 def _logits(engine: Engine) -> list[float]:
@@ -113,7 +122,7 @@ def _logits(engine: Engine) -> list[float]:
     engine.submit(0, 0, prompt_of(1, 300), None, samples=True)
     said = [output for _ in range(4) for output in engine.step() if output.logits is not None][-1]
     assert said.logits is not None
-    return cast("list[float]", said.logits.float().tolist())
+    return cast("list[float]", said.logits.float().cpu().tolist())
 
 
 def _away(ours: list[float], theirs: list[float]) -> float:
@@ -121,11 +130,11 @@ def _away(ours: list[float], theirs: list[float]) -> float:
     return float((a - b).norm() / b.norm())
 
 
-def compare(size: str) -> list[dict[str, Any]]:
+def compare(size: str, device: str) -> list[dict[str, Any]]:
     """Measure all forms, each in a process of its own."""
     found: dict[str, dict[str, Any]] = {}
     for form in FORMS:
-        command = [sys.executable, __file__, "--form", size, form]
+        command = [sys.executable, __file__, "--form", size, form, "--device", device]
         ended = subprocess.run(command, stdout=subprocess.PIPE, check=True, stderr=subprocess.DEVNULL)
         found[form] = json.loads(ended.stdout)
     plain = found["fp32"]["logits"]
@@ -159,17 +168,18 @@ def show(found: list[dict[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", nargs="+", choices=["10M", "100M"], default=["100M"])
+    parser.add_argument("--sizes", nargs="+", choices=["10M", "100M", "1B"], default=["100M"])
     parser.add_argument("--form", nargs=2, metavar=("SIZE", "FORM"), help="measure one form, and print it as JSON")
-    add_json(parser, "quantized")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    add_json(parser, "serving/quantized")
     options = parser.parse_args()
     if options.form:
-        print(json.dumps(measure(*options.form)))
+        print(json.dumps(measure(options.form[0], options.form[1], options.device)))
         return
     found = []
     for size in options.sizes:
         print(f"{size} parameters")
-        rows = compare(size)
+        rows = compare(size, options.device)
         show(rows)
         found += rows
     if options.json:
