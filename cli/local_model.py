@@ -32,8 +32,7 @@ from swarm.run.home import Home
 from swarm.run.invite import Invite, read_saved_invite
 
 if TYPE_CHECKING:
-    from peer.config import Quantization
-    from peer.ipc.block_messages import HiddenType
+    from peer.config import HiddenType, Quantization
     from swarm.inference.client_view import Patience
 
 if sys.version_info < (3, 11):

@@ -19,6 +19,8 @@ PARAMETERS_MAX: Final = 1 << 40
 VOCABULARY_MAX: Final = 1 << 24
 WeightType = Literal["fp32", "bf16", "fp16"]
 """Of weights at rest."""
+HiddenType = Literal["fp32", "bf16"]
+"""In which a served model's parameters, hidden states and caches are held."""
 Quantization = Literal["int8", "nf4"]
 """Of a served model's matrices (`peer.footprint.stored`)."""
 TOKENS_MAX: Final = 1 << 24  # of one sequence

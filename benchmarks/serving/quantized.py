@@ -29,13 +29,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.common.options import add_json, write_results
 from benchmarks.serving.local_engine import in_turn, our_step, prompt_of, their_step
 from benchmarks.serving.served_model import GREEDY, write_model
-from peer.config import Quantization
+from peer.config import HiddenType, Quantization
 from peer.events import EventLog
 from peer.footprint.stored import stored_tensors
 from peer.identity import Identity
 from peer.inference.blocks import SpanBlocks
 from peer.inference.engine import Engine
-from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span
 from peer.model.parameter_files import ParameterFiles
 from peer.model.quantize import STORED_TYPES

@@ -27,9 +27,9 @@ from cli.terminal.lines import say, say_json
 from peer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from peer.config import Quantization
+    from peer.config import HiddenType, Quantization
     from peer.events import Event
-    from peer.ipc.block_messages import HiddenType, WireType
+    from peer.ipc.block_messages import WireType
     from swarm.gateway.limits import ApiKeys, Quotas
     from swarm.web.listening import ListenAddress
 

@@ -35,8 +35,8 @@ from peer.figures import several
 from peer.plain_text import plain
 
 if TYPE_CHECKING:
-    from peer.config import Quantization
-    from peer.ipc.block_messages import HiddenType, WireType
+    from peer.config import HiddenType, Quantization
+    from peer.ipc.block_messages import WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.gateway.chat_log import ChatLog
     from swarm.gateway.conversation import Conversation

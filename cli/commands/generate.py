@@ -23,8 +23,8 @@ from peer.errors import ConfigError
 from peer.figures import size_text
 
 if TYPE_CHECKING:
-    from peer.config import Quantization
-    from peer.ipc.block_messages import HiddenType, WireType
+    from peer.config import HiddenType, Quantization
+    from peer.ipc.block_messages import WireType
     from peer.ipc.sampling_options import Sampling
     from swarm.inference.client import ModelClient
     from swarm.inference.route import Route

@@ -33,9 +33,8 @@ from peer.machine import memory_bytes
 from swarm.run.invite import PREFIX
 
 if TYPE_CHECKING:
-    from peer.config import Quantization
+    from peer.config import HiddenType, Quantization
     from peer.footprint.workload import DeviceKind
-    from peer.ipc.block_messages import HiddenType
     from swarm.pages.sizes import DataSetPlan
     from swarm.placement.costs import RunShape
     from swarm.placement.machine_plan import Machine
@@ -148,8 +147,8 @@ def _plan_serving(
     """Print what serving the model of `source` takes."""
     from cli.views.serving_plan import show_serving_plan
     from peer.model.hub_config import chosen_quantization
-    from swarm.placement.serving_plan import plan_serving
     from swarm.run.hub_models import hub_id
+    from swarm.serving.memory import plan_serving
 
     folder = Path(source)
     if not os.path.isdir(source) and not source.endswith(".toml") and hub_id(source):

@@ -43,8 +43,7 @@ from swarm.run.home import Home
 from swarm.run.invite import PREFIX, Invite, read_saved_invite
 
 if TYPE_CHECKING:
-    from peer.config import Quantization
-    from peer.ipc.block_messages import HiddenType
+    from peer.config import HiddenType, Quantization
     from peer.ipc.span import Span
 
 

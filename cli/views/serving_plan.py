@@ -12,7 +12,7 @@ from cli.terminal.screen import table_screen
 from peer.figures import several, size_text
 
 if TYPE_CHECKING:
-    from swarm.placement.serving_plan import ServingPlan
+    from swarm.serving.memory import ServingPlan
 
 _COLUMNS: Final = 80
 

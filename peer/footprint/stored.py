@@ -14,11 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from peer.config import ModelConfig, Quantization
+from peer.config import HiddenType, ModelConfig, Quantization
 from peer.errors import ConfigError
 from peer.footprint.optimizer_state import is_inner_matrix
 from peer.footprint.parameters import Shape, parameter_shapes
-from peer.ipc.block_messages import HiddenType
 
 StoredType = Literal["F32", "BF16", "I8", "U8"]
 """As safetensors names them."""

@@ -12,7 +12,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from peer.ipc.block_messages import GROUP, HiddenType, WireType, row_bytes
+from peer.config import HiddenType
+from peer.ipc.block_messages import GROUP, WireType, row_bytes
 
 TYPES: Final[dict[HiddenType, torch.dtype]] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 _LARGEST: Final = torch.finfo(torch.bfloat16).max  # of any type: what is finite stays so

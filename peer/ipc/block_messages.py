@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.bounds import Hash, Number, Text
-from peer.config import TOKENS_MAX, VOCABULARY_MAX, ModelConfig, Quantization
+from peer.config import TOKENS_MAX, VOCABULARY_MAX, HiddenType, ModelConfig, Quantization
 from peer.decoding import MALFORMED, told
 from peer.ipc.sampling_options import LIKELIEST_MAX, Sampling
 from peer.ipc.span import Span
@@ -33,8 +33,6 @@ _RING_BYTES_MIN: Final = 1 << 20
 _CHUNKS: Final = 4  # in a ring: a record may take half of it
 _ID_BYTES: Final = 8  # at most what one token id takes in a head
 
-HiddenType = Literal["fp32", "bf16"]
-"""In which parameters, hidden states and the cache are held."""
 HIDDEN_BYTES: Final[dict[HiddenType, int]] = {"fp32": 4, "bf16": 2}
 """Of one value."""
 WireType = Literal["fp32", "bf16", "int8"]

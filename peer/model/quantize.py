@@ -16,12 +16,11 @@ import msgspec
 import torch
 from torch import Tensor
 
-from peer.config import ModelConfig, Quantization
+from peer.config import HiddenType, ModelConfig, Quantization
 from peer.decoding import MALFORMED, decode_json
 from peer.errors import CheckpointError, ConfigError
 from peer.footprint.parameters import Shape, parameter_shapes
 from peer.footprint.stored import NF4_BLOCK, StoredTensor, StoredType, scales_name, stored_tensors
-from peer.ipc.block_messages import HiddenType
 from peer.model.parameter_files import ParameterFiles
 
 STORED_TYPES: Final[dict[StoredType, torch.dtype]] = {
@@ -123,7 +122,7 @@ def _saved_nf4(files: ParameterFiles, name: str, shape: Shape, codes: Tensor) ->
         return codes, scales.float()
     outer, table = files.tensor(f"{name}.nested_absmax"), files.tensor(f"{name}.nested_quant_map")
     if state.nested_blocksize != _NESTED_BLOCK or scales.dtype != torch.uint8:
-        raise CheckpointError(f"{name}.absmax has blocks of {state.nested_blocksize}: save it with bitsandbytes anew")
+        raise CheckpointError(f"{name}.absmax has blocks of {state.nested_blocksize}: save it again with bitsandbytes")
     _fit(f"{name}.nested_absmax", outer, (-(-len(scales) // _NESTED_BLOCK),))
     _fit(f"{name}.nested_quant_map", table, (256,))
     steps = outer.float().repeat_interleave(_NESTED_BLOCK)[: len(scales)]
@@ -133,14 +132,14 @@ def _saved_nf4(files: ParameterFiles, name: str, shape: Shape, codes: Tensor) ->
 def _state(files: ParameterFiles, name: str) -> _SavedState:
     saved = next((held for held in files.names if held.startswith(name + _STATE)), None)
     if saved is None:
-        raise CheckpointError(f"{name} has no {_STATE.removeprefix('.')}...: save it with bitsandbytes anew")
+        raise CheckpointError(f"{name} has no {_STATE.removeprefix('.')}...: save it again with bitsandbytes")
     content = files.tensor(saved)
     if content.dtype != torch.uint8 or content.numel() > _STATE_BYTES_MAX:
-        raise CheckpointError(f"{saved} is no text: save the checkpoint with bitsandbytes anew")
+        raise CheckpointError(f"{saved} is no text: save the checkpoint again with bitsandbytes")
     try:
         state: _SavedState = decode_json(bytes(content.flatten().tolist()), _SavedState)
     except MALFORMED as error:
-        raise CheckpointError(f"{saved} is malformed ({error}): save the checkpoint with bitsandbytes anew") from error
+        raise CheckpointError(f"{saved} is malformed ({error}): save the checkpoint again with bitsandbytes") from error
     return state
 
 

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 import trio
 
-from peer.config import ModelConfig, Quantization
+from peer.config import HiddenType, ModelConfig, Quantization
 from peer.errors import StageRefused, WorkerError
 from peer.events import EventLog
 from peer.ipc.block_messages import (
@@ -22,7 +22,6 @@ from peer.ipc.block_messages import (
     ROWS_MAX,
     CloseSession,
     FromBlocks,
-    HiddenType,
     LoadBlocks,
     RingEnds,
     ToBlocks,

@@ -13,8 +13,9 @@ import trio
 
 from dht.node import Node
 from peer.catalogue.groups import MembershipStale
+from peer.config import HiddenType
 from peer.errors import BarnraiseError, NetworkError
-from peer.ipc.block_messages import HiddenType, WireType
+from peer.ipc.block_messages import WireType
 from peer.net.host import Host
 from swarm.inference.conduct import Avoids, ServerConduct, TokenPace
 from swarm.inference.coverage import block_states, troubles

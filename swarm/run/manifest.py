@@ -17,10 +17,18 @@ from blake3 import blake3
 
 from optim.config import AllReduceConfig, CodecConfig, LionConfig, OuterConfig, check_merge
 from peer.bounds import HASH_BYTES, Name
-from peer.config import TOKENS_MAX, DataConfig, InnerConfig, ModelConfig, Quantization, WeightType, check_range
+from peer.config import (
+    TOKENS_MAX,
+    DataConfig,
+    HiddenType,
+    InnerConfig,
+    ModelConfig,
+    Quantization,
+    WeightType,
+    check_range,
+)
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
-from peer.ipc.block_messages import HiddenType
 from peer.model.text_rules import TextRules
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peer.config import Quantization
+from peer.config import HiddenType, Quantization
 from peer.footprint.layout import Compute
-from peer.ipc.block_messages import HiddenType
 from peer.net.reach import Reach
 from swarm.run.invite import Invite
 

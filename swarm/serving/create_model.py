@@ -12,7 +12,7 @@ import trio
 from blake3 import blake3
 
 from peer.checkpoint.hash_tree import StateTree, hash_state
-from peer.config import ModelConfig, Quantization
+from peer.config import HiddenType, ModelConfig, Quantization
 from peer.data.tokenizer import load_tokenizer
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import CheckpointError
@@ -21,7 +21,6 @@ from peer.files import read_bounded
 from peer.footprint.parameters import Shape
 from peer.footprint.stored import is_quantized, stored_bytes
 from peer.identity import Identity, Signed
-from peer.ipc.block_messages import HiddenType
 from peer.loading import loading
 from peer.model.hub_config import CONFIG_BYTES_MAX, chosen_quantization, read_served_config, saved_quantization
 from peer.model.layout import FlatLayout

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 
-from peer.ipc.block_messages import WIRE_TYPES, HiddenType
+from peer.config import HiddenType
+from peer.ipc.block_messages import WIRE_TYPES
 from peer.ipc.span import Span
 from peer.net.host import Host
 from swarm.inference.record import ServerRecord

@@ -18,11 +18,10 @@ import trio
 from blake3 import blake3
 from safetensors.torch import save_file
 
-from peer.config import WeightType
+from peer.config import HiddenType, WeightType
 from peer.errors import NetworkError, ResourceError
 from peer.events import EventLog
 from peer.footprint.workload import FLOAT_BYTES
-from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span, spans_of
 from peer.loading import loading
 from peer.model.layout import FlatLayout

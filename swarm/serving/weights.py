@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from peer.config import ModelConfig, Quantization
+from peer.config import HiddenType, ModelConfig, Quantization
 from peer.footprint.stored import stored_bytes
-from peer.ipc.block_messages import HiddenType
 from peer.ipc.span import Span
 from swarm.run.manifest import BlockRange
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from peer.config import HiddenType
 from peer.errors import CheckpointError, ConfigError
 from peer.identity import Identity
-from peer.ipc.block_messages import HiddenType
 from swarm.run.home import Home
 from swarm.run.manifest import ServedModelManifest
 from swarm.serving.create_model import CreatedModel, PreparedModel, prepare_model
