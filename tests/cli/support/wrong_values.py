@@ -252,4 +252,6 @@ WRONG_VALUES: Final = (
     ("api INVITE --key-file ''", 2, "write its value, or leave --key-file out"),
     ("relay --announce x --home new", 2, "use one like /ip4/203.0.113.7/tcp/4001"),
     ("status INVITE --home ''", 2, "write its value, or leave --home out"),
+    ("join INVITE --dtype fp8", 2, "'fp8' is not one of 'auto', 'fp32', 'bf16', 'fp16'"),
+    ("join INVITE --role feeder --dtype fp16", 2, "leave one of them out"),
 )
