@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 
 from cli.known_homes import invite_called
+from peer.config import ComputeType
 from peer.errors import ConfigError
 from peer.footprint.layout import Compute, Layout, parse_devices
 from peer.ipc.corpus_messages import OwnText
@@ -208,8 +209,8 @@ def _compute(
     layout: str | None,
     threads: int | None = None,
     compiles: bool = False,
-    memory_limit: float | None = None,
-    host_memory_limit: float | None = None,
+    dtype: ComputeType | None = None,
+    **limits: float | None,
 ) -> Compute:
     """Return what the options say together; the limits are in GB. Raises ConfigError for a list that is none."""
     if devices is None and layout is not None:
@@ -223,8 +224,18 @@ def _compute(
         Layout.parse(layout, len(names), fits=lambda layout: True)  # a typo is told at once
     if compiles and len(names) > 1:
         raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
-    limits = [None if limit is None else limit * 1e9 for limit in (memory_limit, host_memory_limit)]
-    return Compute(names[0], names if len(names) > 1 else (), layout or "auto", threads, compiles, *limits)
+    several = names if len(names) > 1 else ()
+    memory, host_memory = (limits.get(name) for name in ("memory_limit", "host_memory_limit"))
+    return Compute(
+        names[0],
+        several,
+        layout or "auto",
+        threads,
+        compiles,
+        None if memory is None else memory * 1e9,
+        None if host_memory is None else host_memory * 1e9,
+        dtype,
+    )
 
 
 _DEVICES: Final = (
@@ -253,6 +264,11 @@ compute_options: Final = _handed_as(
     ),
     amount_option(
         "--host-memory-limit", "GB", "Beside a GPU: the machine's memory for training.  [default: what is free]"
+    ),
+    click.option(
+        "--dtype",
+        type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
+        help="The type of matrix products on this machine.  [default: the run's]",
     ),
 )
 

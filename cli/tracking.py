@@ -51,6 +51,7 @@ _TRAINED: Final = {
     "loss": "train/loss",
     "steps": "train/steps",
     "skipped": "train/skipped_steps",
+    "overflows": "train/overflows",
 }
 _CURVES: Final[dict[str, dict[str, str]]] = {  # by event: the curve of each field
     rounds.GossipAlone.event_name(): _COMMIT | _TRAINED,

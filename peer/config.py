@@ -18,6 +18,7 @@ LAYERS_MAX: Final = 1 << 14
 PARAMETERS_MAX: Final = 1 << 40
 VOCABULARY_MAX: Final = 1 << 24
 WeightType = Literal["fp32", "bf16", "fp16"]
+ComputeType = Literal["auto", "fp32", "bf16", "fp16"]
 """Of weights at rest."""
 HiddenType = Literal["fp32", "bf16"]
 """In which a served model's parameters, hidden states and caches are held."""
@@ -252,8 +253,9 @@ class InnerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """ "cosine" warms up linearly over `warmup_steps`, then falls to `min_lr_share * lr` at `total_steps` and keeps
     that value. "constant" only warms up."""
     min_lr_share: float = 0.1
-    dtype: Literal["auto", "fp32", "bf16"] = "auto"
-    """ "auto" is bf16 autocast if the device gains from it, else fp32."""
+    dtype: ComputeType = "auto"
+    """Of matrix products, unless a peer chooses for itself. "auto" is bf16 autocast if the device gains from it, else
+    fp16 autocast with a scaled loss if it gains from that, else fp32."""
     momentum: float = 0.95
     """Of Muon, like the two settings below."""
     newton_schulz_steps: int = 5

@@ -96,9 +96,9 @@ def rows() -> Iterator[tuple[str, str, str, str]]:
         card = None if named.card is None else CARDS[named.card]
         memory = named.memory_gb * 1e9
         if card is None:
-            machine = Machine("cpu", 0.0, memory, CPU_FLOPS, LINK_BITS_S, bf16=False)
+            machine = Machine("cpu", 0.0, memory, CPU_FLOPS, LINK_BITS_S, narrow=False)
         else:
-            machine = Machine("cuda", card.memory_bytes, memory, card.flops, LINK_BITS_S, bf16=True)
+            machine = Machine("cuda", card.memory_bytes, memory, card.flops, LINK_BITS_S, narrow=True)
         fits = {name: stages for name in MODELS if (stages := _stages_needed(machine, name))}
         whole = [name for name, stages in fits.items() if stages == 1]
         parted = [f"{name} in {stages}" for name, stages in fits.items() if stages > 1]

@@ -181,7 +181,7 @@ def workload(model: ModelConfig, inner: InnerConfig) -> Workload:
         seq_len=SEQ_LEN,
         sequences=inner.batch_size,
         device="cuda",
-        bf16=True,
+        narrow=True,
     )
 
 

@@ -159,7 +159,8 @@ def _device_finding(spec: str) -> Finding:
         return failure("device", error)
     except (ImportError, OSError) as error:  # a broken installation of torch
         return _no_torch("device", error)
-    extras = [word for word, has in (("bf16", device.bf16), ("torch.compile", device.compile)) if has]
+    found = {"bf16": device.bf16, "fp16": device.fp16, "torch.compile": device.compile}
+    extras = [word for word, has in found.items() if has]
     with_extras = f" with {' and '.join(extras)}" if extras else ""
     return Finding("device", "ok", f"{device.name} ({device.torch}){with_extras}, {usable_cores()} cores")
 

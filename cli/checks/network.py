@@ -36,7 +36,7 @@ from swarm.run.bootstrap import ASK_SENDER, TELLING
 from swarm.run.manifest import Manifest, ServedModelManifest
 from swarm.run.peer_context import JoinConfig
 from swarm.training.join_checks import check_text, disk_needs, footprints, own_needs, stages_in_files, written_a_round
-from swarm.training.machine_memory import Accelerator, layout_of
+from swarm.training.machine_memory import Accelerator, accelerator_of, layout_of
 
 DIAL_S: Final = 8.0
 PROBE_S: Final = 15.0
@@ -174,7 +174,7 @@ def source_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]
 def size_findings(manifest: Manifest, config: JoinConfig) -> Iterator[Finding]:
     """Check that the run's model, or a stage of it, fits on this machine's disk and in its memory, and how its devices
     would share it."""
-    found = Accelerator.of(config.compute.device, manifest.inner)
+    found = accelerator_of(config, manifest)
     try:
         layout, in_files = layout_of(config, manifest), stages_in_files(config, manifest)
     except BarnraiseError as error:

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 import torch
 
-from peer.compute.device import resolve_device, uses_bf16
+from peer.compute.device import narrow_type, resolve_device
 from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig, ModelConfig
 from peer.footprint.work import training_work
@@ -44,8 +44,8 @@ def measured_flops(model: ModelConfig, inner: InnerConfig, seq_len: int, device:
 
 
 def device_facts(device: str, inner: InnerConfig) -> tuple[str, bool, float]:
-    """Return the kind of this machine's `device`, whether a run computes in bf16 there, and its memory in bytes (0 of a
-    CPU). Raises ConfigError."""
+    """Return the kind of this machine's `device`, whether a run computes in 16 bits there, and its memory in bytes (0
+    of a CPU). Raises ConfigError."""
     found = resolve_device(device)
     memory = float(torch.cuda.get_device_properties(found.torch).total_memory) if found.torch.type == "cuda" else 0.0
-    return found.torch.type, uses_bf16(found, inner), memory
+    return found.torch.type, narrow_type(found, inner) is not None, memory

@@ -306,7 +306,7 @@ def _machine(
     from swarm.placement.machine_plan import Machine
 
     known = _known_card(card)
-    kind, bf16, memory = "cpu" if card == "cpu" else "cuda", shape.inner.dtype != "fp32", 0.0
+    kind, narrow, memory = "cpu" if card == "cpu" else "cuda", shape.inner.dtype != "fp32", 0.0
     if known is not None:
         memory, flops = known.memory_bytes, flops or known.flops
     elif device_memory is None or flops is None:
@@ -314,9 +314,11 @@ def _machine(
 
         device = "cpu" if card == "cpu" else "auto"
         if device_memory is None:
-            kind, bf16, memory = device_facts(device, shape.inner)
+            kind, narrow, memory = device_facts(device, shape.inner)
         if flops is None:
             with stopping_by_signal():
                 say("Measuring this machine's speed ...", err=True)
                 flops = measured_flops(shape.model, shape.inner, shape.data.seq_len, device)
-    return Machine(cast("DeviceKind", kind), device_memory or memory, host_memory or memory_bytes(), flops, link, bf16)
+    return Machine(
+        cast("DeviceKind", kind), device_memory or memory, host_memory or memory_bytes(), flops, link, narrow
+    )

@@ -91,6 +91,8 @@ class OwnRound(Happening, frozen=True):
     """Of this peer's own steps, nats a token."""
     steps: int = 0
     skipped: int = 0
+    overflows: int = 0
+    """Steps without effect, in a pipeline backward passes made again, since fp16 could not hold a gradient."""
     bytes_up: int = 0
     """Of this process so far, as `bytes_down`."""
     bytes_down: int = 0
@@ -132,7 +134,9 @@ def of_stage(stage: int | None) -> str:
     return "" if stage is None else f" of stage {stage}"
 
 
-def own_steps(loss: float | None, steps: int | None, skipped: int | None) -> str:
+def own_steps(event: OwnRound) -> str:
     """Return what a round's event says of this peer's own steps, as the end of a sentence."""
-    lost = f" ({skipped} of {several(steps, 'step')} skipped)" if steps and skipped else ""
-    return f", loss {number_text(loss)}{lost}"
+    lost = [f"{event.skipped} of {several(event.steps, 'step')} skipped"] if event.steps and event.skipped else []
+    if event.overflows:
+        lost.append(f"{several(event.overflows, 'overflow')} of fp16")
+    return f", loss {number_text(event.loss)}" + (f" ({', '.join(lost)})" if lost else "")

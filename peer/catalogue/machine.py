@@ -187,6 +187,7 @@ class WorkerReady(Happening, frozen=True):
     pid: int = 0
     memory_bytes: int = 0
     bf16: bool = False
+    fp16: bool = False
     compiled: bool = False
     sequences: int | None = None
     """How many it computes at a time, where it trains the whole model."""
@@ -199,7 +200,7 @@ class WorkerReady(Happening, frozen=True):
         facts = [self.device]
         if self.memory_bytes:
             facts.append(f"{size_text(self.memory_bytes)} of memory")
-        facts.append("bf16" if self.bf16 else "fp32")
+        facts.append("bf16" if self.bf16 else "fp16" if self.fp16 else "fp32")
         facts += ["compiled"] * self.compiled
         if self.sequences is not None:
             facts.append(f"{several(self.sequences, 'sequence')} at a time")

@@ -58,6 +58,7 @@ class InnerStep(Happening, frozen=True):
     lr: float = 0.0
     tokens_per_s: float = 0.0
     skipped: int = 0
+    overflows: int = 0
 
 
 class MergeFailed(Happening, frozen=True):
@@ -101,7 +102,7 @@ class RoundCommitted(HeadAdopted, frozen=True):
     """A commit that this peer took part in."""
 
     def sentence(self, teller: str, who: Who) -> str:
-        members, own = several(self.members, "member"), own_steps(self.loss, self.steps, self.skipped)
+        members, own = several(self.members, "member"), own_steps(self)
         return f"round {self.round}{of_stage(self.stage)} committed by {members}{own}, state {self.short_hash}"
 
 
@@ -118,7 +119,7 @@ class GossipAlone(OwnRound, frozen=True):
     def sentence(self, teller: str, who: Who) -> str:
         apart = "" if self.distance is None else f", {self.distance:.1%} apart"
         met = f"met {who(self.partner)} for" if self.partner else "had no partner for"
-        return f"{teller} {met} round {self.round}{apart}{own_steps(self.loss, self.steps, self.skipped)}"
+        return f"{teller} {met} round {self.round}{apart}{own_steps(self)}"
 
 
 class GossipMet(GossipAlone, frozen=True):
@@ -172,6 +173,7 @@ class RoundTrained(Happening, frozen=True):
     idle_s: float = 0.0
     steps_ahead: int = 0
     skipped: int = 0
+    overflows: int = 0
 
 
 class RunCompleted(Happening, frozen=True):

@@ -27,9 +27,10 @@ class GradientSum:
         views = layout.views(self.flat)
         self._views = [views[name] for name in names]
 
-    def add(self, micro_batch: MicroBatch, tokens: int, gradients: Sequence[Tensor]) -> None:
+    def add(self, micro_batch: MicroBatch, tokens: int, gradients: Sequence[Tensor], scale: float = 1.0) -> None:
+        """Add the gradients of one micro-batch of so many tokens, which are multiplied by `scale`."""
         for total, one in zip(self._views, gradients, strict=True):
-            total.add_(one)
+            total.add_(one, alpha=1 / scale)
         self.counted[micro_batch.id] = micro_batch.epoch
         self.tokens += tokens
 

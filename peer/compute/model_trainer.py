@@ -15,23 +15,30 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from peer.compute.device import Device
+from peer.compute.device import Device, narrow_type
 from peer.compute.lr_schedule import learning_rate
 from peer.compute.optimizer import InnerOptimizer
 from peer.config import InnerConfig
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import ElementRange
 from peer.model.marks import counted
+from peer.model.mixed_precision import scaler_for
 
 
 @dataclass(frozen=True)
 class StepOutcome:
     """The loss of the batch in nats a token. `skipped`: the loss or the gradient was not finite, and nothing
-    changed. Nothing changed either where no token of the batch `counts` in the loss."""
+    changed. Nothing changed either where no token of the batch `counts` in the loss, and where the step `overflowed`:
+    what was not finite may be so in fp16 at this scale of the loss only."""
 
     loss: float
     skipped: bool
     counts: bool = True
+    overflowed: bool = False
+
+    @property
+    def is_useful(self) -> bool:
+        return self.counts and not (self.skipped or self.overflowed)
 
 
 _NOTHING: Final = StepOutcome(math.nan, skipped=False, counts=False)
@@ -39,7 +46,7 @@ _NOTHING: Final = StepOutcome(math.nan, skipped=False, counts=False)
 
 class ModelTrainer(ABC):
     """Weights and gradient as this process holds them (`local` and `gradient`, flat vectors of n fp32 values), and
-    their inner `optimizer`.
+    their inner `optimizer`. In fp16 the `scaler` has the scale of the loss.
 
     A batch goes through the device in micro-batches of `step_size`, whose gradients are added up. If memory runs out,
     the step is repeated with smaller ones, and `on_smaller` is called. All ranks of a group call the same methods with
@@ -55,6 +62,8 @@ class ModelTrainer(ABC):
         self.device = device
         self.local = local
         self.gradient = gradient
+        self.narrow = narrow_type(device, config)
+        self.scaler = scaler_for(self.narrow)
         self.on_smaller: Callable[[StepSize], None] = lambda size: None
         self._gradient_sum: Tensor | None = None  # (n,), allocated on first use
         self._weights = 0  # of the batches in it
@@ -74,14 +83,15 @@ class ModelTrainer(ABC):
         if not self.weight_of(tokens):
             return _NOTHING
         loss, norm = self._backward(tokens)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return StepOutcome(loss, skipped=True)
+        outcome = self._outcome(loss, norm)
+        if not outcome.is_useful:
+            return outcome
         if norm > self.config.clip_norm:
             self.gradient.mul_(self.config.clip_norm / norm)
         self.optimizer.lr = learning_rate(self.config, step)
         with torch.no_grad():
             self.optimizer.step(self.local, self.gradient)
-        return StepOutcome(loss, skipped=False)
+        return outcome
 
     def begin_gradient(self) -> None:
         """Clear the sum that `add_gradient` gathers."""
@@ -96,12 +106,23 @@ class ModelTrainer(ABC):
         weight = self.weight_of(tokens)
         if not weight:
             return _NOTHING
-        loss, norm = self._backward(tokens)
-        if not (math.isfinite(loss) and math.isfinite(norm)):
-            return StepOutcome(loss, skipped=True)
-        self._gradient_sum.add_(self.gradient, alpha=weight)
-        self._weights += weight
-        return StepOutcome(loss, skipped=False)
+        outcome = self._outcome(*self._backward(tokens))
+        if outcome.is_useful:
+            self._gradient_sum.add_(self.gradient, alpha=weight)
+            self._weights += weight
+        return outcome
+
+    def _outcome(self, loss: float, norm: float) -> StepOutcome:
+        """Return what comes of a batch with this mean loss and norm of the gradient, the same at all ranks. Adapt the
+        scale of the loss."""
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        overflowed = self.scaler is not None and self.scaler.update(finite) and not finite
+        return StepOutcome(loss, skipped=not (finite or overflowed), overflowed=overflowed)
+
+    @property
+    def scale(self) -> float:
+        """The factor of the loss in a backward pass."""
+        return 1.0 if self.scaler is None else self.scaler.scale
 
     def agreed(self, wish: bool) -> bool:
         """Return what all ranks do, of what each would."""

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from peer.compute.device import Device, uses_bf16
+from peer.compute.device import Device, narrow_type
 from peer.compute.mixing import mix_into
 from peer.compute.model_trainer import ModelTrainer
 from peer.compute.optimizer import InnerSpec
@@ -33,7 +33,7 @@ class RankTrainer(ModelTrainer):
         self, model: ModelConfig, config: InnerConfig, device: Device, ranks: Ranks, step_size: StepSize
     ) -> None:
         self._ranks = ranks
-        self._model = RankModel(model, ranks, uses_bf16(device, config))
+        self._model = RankModel(model, ranks, narrow_type(device, config))
         super().__init__(config, device, self._model.weights, self._model.gradient)
         self._state = RankOptimizer(
             InnerSpec.of(config), self._model.whole, self._model.pieces, ranks, self._model.weights
@@ -95,6 +95,7 @@ class RankTrainer(ModelTrainer):
         return total / max(1, weights)
 
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
+        self._model.scale = self.scale
         loss = self._as_it_fits(partial(self._model.add_up, tokens.to(self.device.torch)))
         return loss, self._model.sum_gradients()
 

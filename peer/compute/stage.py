@@ -9,13 +9,14 @@ Every call checks its input first. It either does its work or raises StageRefuse
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from peer.compute.activation_store import ActivationStore, HeldMicroBatch
-from peer.compute.device import Device
+from peer.compute.device import Device, narrow_type
 from peer.compute.gradient_accumulator import GradientSum
 from peer.compute.optimizer import InnerSpec
 from peer.compute.rank_optimizer import RankOptimizer
@@ -27,6 +28,7 @@ from peer.errors import StageRefused
 from peer.footprint.layout import ONE_DEVICE
 from peer.ipc.stage_spec import TAKEN_NORM_MAX, MicroBatch, Moved, PassKey, StageSpec, Taken
 from peer.model.layout import FlatLayout
+from peer.model.mixed_precision import scaler_for
 from peer.parallel.ranks import Ranks
 from peer.parallel.stage_share import StageShare
 
@@ -54,6 +56,9 @@ class Stage:
     With `spec.previous` the weights of the epoch before are kept. A micro-batch of that epoch that does not count is
     computed with them, also if its backward comes in the present epoch.
 
+    In fp16 a stage has a `scaler` of its own: what comes from other stages and goes to them has no scale. A backward
+    that overflows is repeated at a smaller scale; `overflows` counts how often.
+
     Not thread-safe. Raises ConfigError for a model that cannot be split like this.
     """
 
@@ -71,6 +76,8 @@ class Stage:
         self.optimizer = self.optimizer_state.optimizer
         self.epoch: int | None = None
         self.held = ActivationStore(spec.held_max, spec.held_max_bytes)
+        self.scaler = scaler_for(narrow_type(device, inner))
+        self.overflows = 0
         self._graph_bytes: dict[torch.Size, int] = {}  # by the shape of the input: measured once
         scratch = torch.zeros_like(self.local) if self._is_cut else None
 
@@ -113,7 +120,7 @@ class Stage:
         if keep:
             graph_bytes = self._graph_bytes.get(x.shape, 0) if with_graph else 0
             self.held.require_room(held.size_bytes + graph_bytes)
-        out, root = self._compute(held, micro_batch.count).run(held, with_graph)
+        out, root = self._compute(held, micro_batch.count).run(held, with_graph, self._scale(held))
         result = out.detach()[: held.own]
         require_finite_norm(self.share.ranks.sum((float(result.norm()),))[0], "the stage's output")
         if keep:
@@ -137,13 +144,14 @@ class Stage:
             gradient = self.share.dealt(gradient, torch.zeros_like(gradient[:1]))
         root = held.root
         self.held.forget_graph(held)  # a graph serves once
-        compute = self._compute(held, micro_batch.count)
-        of_input, of_weights = compute.gradients(held, root, gradient, of_weights=micro_batch.count)
+        of_input, of_weights, scale = self._gradients(held, root, gradient, micro_batch.count)
         self.held.remove(micro_batch.key)
         if micro_batch.count:
-            self.gradient.add(micro_batch, held.shape.numel(), of_weights)
+            self.gradient.add(micro_batch, held.shape.numel(), of_weights, scale)
             self._seen[micro_batch.id] = micro_batch.epoch
-        return None if of_input is None else of_input[: held.own]
+        if of_input is None:
+            return None
+        return of_input[: held.own] if scale == 1.0 else of_input[: held.own] / scale
 
     def drop(self, key: PassKey) -> bool:
         """Drop a micro-batch that awaits its backward; returns whether it was held."""
@@ -236,6 +244,36 @@ class Stage:
             learned = captured.learned
         self._seen = {id: of for id, of in self._seen.items() if id not in learned}
         return self._moved(epoch, gradient_stays=captured is not None)
+
+    def _gradients(
+        self, held: HeldMicroBatch, root: Tensor | None, seed: Tensor | None, of_weights: bool
+    ) -> tuple[Tensor | None, Sequence[Tensor], float]:
+        """Return the gradients of the input and of the weights, and the scale that they are multiplied by. Repeat what
+        overflows in fp16 at a smaller one: a micro-batch must not be missing in one stage alone. Raises StageRefused
+        ("not_finite") where no scale helps."""
+        compute = self._compute(held, of_weights)
+        before = None if self.scaler is None else self.scaler.scale
+        while True:
+            scale = self._scale(held)
+            try:
+                found = compute.gradients(held, root, seed, of_weights, scale)
+            except StageRefused:
+                if self.scaler is None or before is None:
+                    raise
+                if not self.scaler.update(finite=False):
+                    self.scaler.scale = before  # the fault of this gradient alone
+                    raise
+                root = None  # its graph is used up
+                self.overflows += 1
+            else:
+                if self.scaler is not None:
+                    self.scaler.update(finite=True)
+                return *found, scale
+
+    def _scale(self, held: HeldMicroBatch) -> float:
+        """Return the factor of the gradients in a backward pass. The scaler's is that of the mean loss; the loss here
+        is the sum over the tokens."""
+        return 1.0 if self.scaler is None else self.scaler.scale / held.shape.numel()
 
     def _mean(self) -> Tensor:
         """Return this rank's pieces of the mean gradient."""

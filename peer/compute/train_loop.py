@@ -23,7 +23,7 @@ from torch import Tensor
 
 from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.build_optimizer import build_inner
-from peer.compute.device import Device, uses_bf16
+from peer.compute.device import Device
 from peer.compute.lr_schedule import learning_rate
 from peer.compute.mixing import mix_into
 from peer.compute.model_trainer import ModelTrainer, StepOutcome
@@ -35,6 +35,7 @@ from peer.ipc.inner_options import ElementRange
 from peer.ipc.train_messages import InnerResult
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout
+from peer.model.mixed_precision import autocast
 
 __all__ = ["InnerConfig", "InnerTrainer", "learning_rate", "run_inner"]
 
@@ -56,7 +57,6 @@ class InnerTrainer(ModelTrainer):
         hidden = self.model.hidden
         self._hidden: Callable[[Tensor], Tensor] = torch.compile(hidden) if self.compiled else hidden
         self.resize(StepSize(config.batch_size) if step_size is None else step_size)
-        self._bf16 = uses_bf16(device, config)
 
     def import_from(self, outer: Tensor) -> None:
         self.local.copy_(outer)
@@ -123,6 +123,8 @@ class InnerTrainer(ModelTrainer):
 
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
         loss = self._as_it_fits(partial(self._add_up, tokens.to(self.device.torch), self._hidden))
+        if self.scaler is not None:
+            self.scaler.unscale_(self.gradient)
         return loss, float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
 
     def _as_it_fits(self, compute: Callable[[], float]) -> float:
@@ -139,21 +141,21 @@ class InnerTrainer(ModelTrainer):
             self.on_smaller(smaller)
 
     def _add_up(self, tokens: Tensor, hidden: Callable[[Tensor], Tensor]) -> float:
-        """Leave the gradient of the batch in `gradient`; return its mean loss."""
+        """Leave the gradient of the scaled loss of the batch in `gradient`; return its mean loss."""
         self.gradient.zero_()
         count = self.weight_of(tokens) * (1 if self._takes_marks else tokens.shape[1] - 1)
         loss = torch.zeros((), device=self.device.torch)
+        self.model.loss_weight = self.scale / count
         for part in tokens.split(self.step_size.sequences):
             mean = self._loss(part, hidden) / count
-            mean.backward()
+            (mean if self.scaler is None else mean * self.scale).backward()
             loss += mean.detach()
         return float(loss)
 
     def _loss(self, tokens: Tensor, hidden: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the sum of the losses of tokens (B, T+1) in nats."""
-        kept = self.step_size.recompute == "none"  # else a block's bf16 weights go when the block has gone
-        bf16 = torch.autocast(self.device.torch.type, torch.bfloat16, enabled=self._bf16, cache_enabled=kept)
-        with bf16:
+        kept = self.step_size.recompute == "none"  # else a block's cast weights go when the block has gone
+        with autocast(self.device.torch, self.narrow, keeps_casts=kept):
             total, _ = self.model.losses(hidden(self.model.inputs_of(tokens)), tokens[:, 1:])
         return total
 
@@ -183,7 +185,7 @@ def run_inner(trainer: ModelTrainer, batch: Callable[[list[int]], Tensor], run: 
     started = time.monotonic()
     numbers = iter(run.numbers)
     result = InnerResult(steps=0, sequences=0, tokens=0, loss=math.nan, seconds=0.0, skipped=0)
-    total_loss, useless = 0.0, 0
+    total_loss, useful = 0.0, 0
     if run.product == "gradient":
         trainer.begin_gradient()
     while run.steps is None or result.steps < run.steps:
@@ -196,18 +198,17 @@ def run_inner(trainer: ModelTrainer, batch: Callable[[list[int]], Tensor], run: 
         tokens = batch(chosen)
         step = run.first_step + result.steps
         outcome = trainer.add_gradient(tokens) if run.product == "gradient" else trainer.step(tokens, step)
-        if not outcome.skipped and outcome.counts:
+        if outcome.is_useful:
             total_loss += outcome.loss
-        skipped = result.skipped + outcome.skipped
-        useless += outcome.skipped or not outcome.counts
-        steps = result.steps + 1
+            useful += 1
         result = InnerResult(
-            steps=steps,
+            steps=result.steps + 1,
             sequences=result.sequences + len(chosen),
             tokens=result.tokens + tokens.numel() - len(chosen),
-            loss=total_loss / (steps - useless) if steps > useless else math.nan,
+            loss=total_loss / useful if useful else math.nan,
             seconds=time.monotonic() - started,
-            skipped=skipped,
+            skipped=result.skipped + outcome.skipped,
+            overflows=result.overflows + outcome.overflowed,
         )
         run.on_step(step, outcome, result)
     return result

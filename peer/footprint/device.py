@@ -64,7 +64,7 @@ def _state_items(work: Workload) -> dict[str, float]:
 def _step_items(work: Workload) -> dict[str, float]:
     """Return what a step takes beside the state. A validation takes less: it keeps nothing for a backward pass."""
     items = {
-        "bf16 copies of weights": _cast_bytes(work) / work.layout.parts if work.bf16 else 0.0,
+        "16-bit copies of weights": _cast_bytes(work) / work.layout.parts if work.narrow else 0.0,
         "activations": work.tokens * saved_bytes_a_token(work) / work.layout.tensor,
         "logits and head": _head_bytes(work) if work.has_head else 0.0,
     }
@@ -84,13 +84,13 @@ def block_bytes_a_token(work: Workload) -> float:
     """Return the bytes of a token that one block keeps: inputs, normalized values and outputs of both norms, q, k, v,
     the attention's output twice, and four vectors of the MLP. With autocast the inputs of each product are cast for it
     alone: three for q, k and v, two for gate and up."""
-    model, narrow = work.model, 2 if work.bf16 else FLOAT_BYTES
+    model, width = work.model, 2 if work.narrow else FLOAT_BYTES
     query, key = model.heads * model.head_size, model.kv_heads * model.head_size
-    outputs = 0 if work.bf16 else 2 * FLOAT_BYTES * model.hidden_size  # cast ones count with the products
+    outputs = 0 if work.narrow else 2 * FLOAT_BYTES * model.hidden_size  # cast ones count with the products
     norms = 2 * _norm_bytes(work) + outputs
-    inputs = 5 * narrow * model.hidden_size if work.bf16 else 0
-    attention = narrow * (3 * query + 2 * key) + FLOAT_BYTES * model.heads
-    mlp = 4 * narrow * model.intermediate_size
+    inputs = 5 * width * model.hidden_size if work.narrow else 0
+    attention = width * (3 * query + 2 * key) + FLOAT_BYTES * model.heads
+    mlp = 4 * width * model.intermediate_size
     head_norms = model.qk_norm * FLOAT_BYTES * (2 * (query + key) + model.heads + model.kv_heads)
     return norms + inputs + attention + mlp + head_norms
 
@@ -103,10 +103,10 @@ def _input_bytes_a_token(work: Workload) -> float:
 def _products_bytes_a_token(work: Workload) -> float:
     """Return the bytes of a token kept by a block that recomputes all but matrix products and the attention: its input,
     q, k, v, the attention and its sum of exponentials, and the outputs of the other four products."""
-    model, narrow = work.model, 2 if work.bf16 else FLOAT_BYTES
+    model, width = work.model, 2 if work.narrow else FLOAT_BYTES
     query, key = model.heads * model.head_size, model.kv_heads * model.head_size
     products = 2 * query + 2 * key + 2 * model.hidden_size + 2 * model.intermediate_size
-    return _input_bytes_a_token(work) + narrow * products + FLOAT_BYTES * model.heads
+    return _input_bytes_a_token(work) + width * products + FLOAT_BYTES * model.heads
 
 
 def _final_bytes_a_token(work: Workload) -> float:
@@ -122,18 +122,18 @@ def _norm_bytes(work: Workload) -> float:
 def _head_bytes(work: Workload) -> float:
     """Return what the head and the loss take beside the activations: twice the logits of a part, the gradient of the
     hidden state and the targets, and the gradient of the head's weights with what a part adds to it. Autocast adds
-    the head's weights and the logits' gradient in bf16. Of a head that is cut, the hidden state is gathered."""
-    tensor, narrow = work.layout.tensor, 2 if work.bf16 else FLOAT_BYTES
+    the head's weights and the logits' gradient in 16 bits. Of a head that is cut, the hidden state is gathered."""
+    tensor, width = work.layout.tensor, 2 if work.narrow else FLOAT_BYTES
     vocabulary, vectors = work.model.vocab_size // tensor, 1 + (tensor > 1)
     rows = min(work.tokens, part_rows(vocabulary))
-    logits = (2 * FLOAT_BYTES + 2 * work.bf16) * vocabulary * rows
-    weights = (FLOAT_BYTES + narrow + 2 * work.bf16) * vocabulary * work.model.hidden_size
+    logits = (2 * FLOAT_BYTES + 2 * work.narrow) * vocabulary * rows
+    weights = (FLOAT_BYTES + width + 2 * work.narrow) * vocabulary * work.model.hidden_size
     return float(logits + weights + work.tokens * (vectors * FLOAT_BYTES * work.model.hidden_size + TOKEN_BYTES))
 
 
 def _cast_bytes(work: Workload) -> float:
-    """Return the bf16 copies of the blocks' matrices that exist at a time: all until the backward ends, or those of the
-    block that is computed."""
+    """Return the 16-bit copies of the blocks' matrices that exist at a time: all until the backward ends, or those of
+    the block that is computed."""
     if work.recompute != "none":
         return 2.0 * _block_matrices(work)
     shapes = [shape for name, shape in work.shapes if len(shape) == 2 and ".layers." in name]
@@ -142,7 +142,7 @@ def _cast_bytes(work: Workload) -> float:
 
 def _block_bytes(work: Workload) -> float:
     """Return one block's matrices in the type of the products."""
-    return (2.0 if work.bf16 else 4.0) * _block_matrices(work)
+    return (2.0 if work.narrow else 4.0) * _block_matrices(work)
 
 
 def _block_matrices(work: Workload) -> int:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from peer.config import ModelConfig
+from peer.config import ComputeType, InnerConfig, ModelConfig
 from peer.errors import ConfigError
 from peer.footprint.optimizer_state import BLOCK, SMALL
 from peer.footprint.parameters import parameter_shapes
@@ -55,6 +55,8 @@ class Compute(msgspec.Struct, frozen=True):
     """How much of the device's memory may be taken, on a CPU of the machine's; None for what is free."""
     host_memory_bytes: float | None = None
     """Beside a GPU: how much of the machine's memory may be taken."""
+    dtype: ComputeType | None = None
+    """In place of the run's `[inner] dtype`, which changes no message."""
 
     @property
     def all_devices(self) -> tuple[str, ...]:
@@ -64,6 +66,10 @@ class Compute(msgspec.Struct, frozen=True):
     def threads_each(self) -> int | None:
         """The threads of each device's process; None: an equal share of the cores."""
         return self.threads and max(1, self.threads // len(self.all_devices))
+
+    def applied_to(self, inner: InnerConfig) -> InnerConfig:
+        """Return a run's settings as this machine computes."""
+        return inner if self.dtype is None else msgspec.structs.replace(inner, dtype=self.dtype)
 
     def device_of(self, rank: int) -> str:
         """Return the device of one of several processes."""

@@ -69,7 +69,8 @@ class Workload:
     is_synchronous: bool = False
     """Whether a stage keeps the weights of the step before."""
     device: DeviceKind = "cpu"
-    bf16: bool = False
+    narrow: bool = False
+    """Whether products are in 16 bits, bf16 or fp16."""
     state_on_disk: bool = False
     """Whether the states lie in files, which memory only caches (`peer.checkpoint.generation`)."""
     layout: Layout = field(default_factory=Layout)

@@ -97,6 +97,7 @@ class ModelLoaded(msgspec.Struct, frozen=True, tag="loaded"):
     """Of a program that makes steps with batches."""
     memory_bytes: Number = 0
     """Of the device where it has its own; else 0."""
+    fp16: bool = False
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):

@@ -103,6 +103,8 @@ class MicroBatchDone(msgspec.Struct, frozen=True):
     """Of the last stage's forward: the mean in nats a token."""
     counted: bool = False
     """This was a backward, and its gradient is in the stage's sum."""
+    overflows: int = 0
+    """How often the backward was repeated in fp16, at a smaller scale of the loss."""
 
 
 StageCommand = RunForward | RunBackward | DropMicroBatch | TakeGradient | RunStep | ImportWeights | ExportProduct

@@ -151,6 +151,8 @@ class Decoder(nn.Module):
             raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to split it")
         self.config = config
         self.recompute: Recompute = "none"  # it changes no value but the last bits
+        self.loss_weight = 1.0
+        """The gradient that the next sum of losses will get, above 0, for products in fp16 (`head_losses`)."""
         self.marked = False
         """Whether tokens have marks (`peer.model.marks`)."""
         with torch.device("meta"):  # shapes only: the storage is `flat`
@@ -219,7 +221,8 @@ class Decoder(nn.Module):
     def losses(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sum of the losses, which has a gradient, and the losses (B, T) in nats a token, which have none,
         of `hidden` (B, T, C), as `hidden()` returned it, for targets (B, T). Logits exist a part at a time."""
-        total, losses = head_losses(hidden.flatten(0, 1), self.head, targets.flatten(), marked=self.marked)
+        flat = hidden.flatten(0, 1)
+        total, losses = head_losses(flat, self.head, targets.flatten(), marked=self.marked, weight=self.loss_weight)
         return total, losses.view(targets.shape)
 
     def inputs_of(self, tokens: Tensor) -> Tensor:

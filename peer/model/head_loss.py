@@ -32,20 +32,26 @@ class VocabularyPart:
 
 
 def head_losses(
-    hidden: Tensor, weight: Tensor, targets: Tensor, part: VocabularyPart | None = None, marked: bool = False
+    hidden: Tensor,
+    head: Tensor,
+    targets: Tensor,
+    part: VocabularyPart | None = None,
+    marked: bool = False,
+    weight: float = 1.0,
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the losses, which has a gradient, and the losses (N,) in nats, which have none. fp32.
 
-    hidden (N, C), weight (V, C), targets (N,) int64. Products are in the type of autocast where it is on, all else is
+    hidden (N, C), head (V, C), targets (N,) int64. Products are in the type of autocast where it is on, all else is
     fp32. The sum's gradient may be taken once. With a `part` the losses are those of the whole vocabulary, and the
     gradient of `hidden` is this part's share of it: the shares of all parts add up to it. `marked`: targets below 0
-    have no loss and no gradient (`peer.model.marks`).
+    have no loss and no gradient (`peer.model.marks`). `weight`, above 0, is about the gradient that the sum will
+    get: products in fp16 are of gradients that large, as they would be if they were computed in the backward pass.
     """
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
     with torch.autocast(kind, enabled=False):
-        way = _Way(dtype, torch.is_grad_enabled(), marked)
-        total, losses = _HeadLoss.apply(hidden, weight, targets, way, part)  # type: ignore[no-untyped-call]
+        way = _Way(dtype, torch.is_grad_enabled(), marked, weight if dtype == torch.float16 else 1.0)
+        total, losses = _HeadLoss.apply(hidden, head, targets, way, part)  # type: ignore[no-untyped-call]
     return total, losses
 
 
@@ -56,6 +62,8 @@ class _Way(NamedTuple):
     """Of the products."""
     with_gradients: bool
     marked: bool
+    weight: float
+    """Of the gradients that the forward pass computes."""
 
 
 class _HeadLoss(torch.autograd.Function):
@@ -68,7 +76,7 @@ class _HeadLoss(torch.autograd.Function):
         way: _Way,
         part: VocabularyPart | None,
     ) -> tuple[Tensor, Tensor]:
-        dtype, with_gradients, marked = way
+        dtype, with_gradients, marked, scale = way
         counts = targets >= 0 if marked else None
         targets = targets.clamp(min=0) if marked else targets
         of_hidden = torch.empty_like(hidden) if with_gradients and ctx.needs_input_grad[0] else None
@@ -90,7 +98,8 @@ class _HeadLoss(torch.autograd.Function):
             if of_hidden is None and of_weight is None:
                 continue
             ones = torch.ones_like(wanted, dtype=logs.dtype) if is_here is None else is_here.to(logs.dtype)
-            slope = logs.exp_().scatter_add_(1, wanted, -ones).to(dtype)
+            slope = logs.exp_().scatter_add_(1, wanted, -ones)
+            slope = (slope if scale == 1.0 else slope.mul_(scale)).to(dtype)
             if counts is not None:
                 slope *= counts[at, None]
             if of_hidden is not None:
@@ -98,12 +107,14 @@ class _HeadLoss(torch.autograd.Function):
             if of_weight is not None:
                 of_weight += slope.T @ given
         ctx.save_for_backward(of_hidden, of_weight)
+        ctx.scale = scale
         ctx.mark_non_differentiable(losses)
         return losses.sum(), losses
 
     @staticmethod
     def backward(ctx: Any, *seeds: Tensor) -> tuple[Tensor | None, ...]:
-        of_hidden, of_weight = (None if one is None else one.mul_(seeds[0]) for one in ctx.saved_tensors)
+        seed = seeds[0] if ctx.scale == 1.0 else seeds[0] / ctx.scale
+        of_hidden, of_weight = (None if one is None else one.mul_(seed) for one in ctx.saved_tensors)
         return of_hidden, of_weight, None, None, None
 
 

@@ -52,7 +52,8 @@ class CutLoss(SummedLoss):
         gathered = hidden.redistribute(placements=[Replicate()])
         whole = gathered.to_local(grad_placements=[Partial()])  # each rank knows its rows' share of the gradient
         targets, marked = tokens[:, 1:].flatten(), self.decoder.marked
-        total, _ = head_losses(whole.flatten(0, 1), head.to_local(), targets, self._part, marked)
+        weight = self.decoder.loss_weight
+        total, _ = head_losses(whole.flatten(0, 1), head.to_local(), targets, self._part, marked, weight)
         return total.clone()  # FSDP warns of a view
 
 
@@ -66,7 +67,7 @@ class CutModel:
     """The pieces of this rank, and the `module` that computes with them once they are bound: the loss of a whole model,
     or the pass through the blocks `span`."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks, bf16: bool, span: Span | None = None) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks, narrow: torch.dtype | None, span: Span | None = None) -> None:
         whole, layout = FlatLayout.of(config, span), ranks.layout
         self._decoder = Decoder(config, torch.empty(whole.numel, device="meta"), span)
         self.module: SummedLoss | StagePass = SummedLoss(self._decoder) if span is None else StagePass(self._decoder)
@@ -77,7 +78,7 @@ class CutModel:
         self.pieces = LocalPieces.of(whole, tensor_dims(self._decoder), layout, ranks.rank)
         _place_rotary_table(self._decoder, ranks.device)
         if layout.shard > 1:
-            self._shard(ranks, bf16)
+            self._shard(ranks, narrow)
 
     def bind(self, weights: Tensor, gradient: Tensor) -> None:
         """Make the parameters' local tensors views into `weights`, those of their gradients views into `gradient`."""
@@ -105,13 +106,13 @@ class CutModel:
             if isinstance(module, FSDPModule):
                 module.reshard()
 
-    def _shard(self, ranks: Ranks, bf16: bool) -> None:
-        """Let each block gather its weights when it computes. With `bf16` they are cast before that; autocast would do
+    def _shard(self, ranks: Ranks, narrow: torch.dtype | None) -> None:
+        """Let each block gather its weights when it computes. They are cast to `narrow` before that; autocast would do
         it after. The embedding stays fp32, and with it the residual stream, as on one device."""
         mesh = ranks.submesh("shard")
-        cast = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+        cast = MixedPrecisionPolicy(narrow, torch.float32, cast_forward_inputs=False)
         for block in self._decoder.layers.values():
-            fully_shard(block, mesh=mesh, mp_policy=cast if bf16 else MixedPrecisionPolicy())
+            fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy() if narrow is None else cast)
         fully_shard(self.module, mesh=mesh)
         for module in self.module.modules():
             if isinstance(module, FSDPModule):  # each rank's loss is a part of the mean already

@@ -15,6 +15,7 @@ from peer.footprint.workload import Recompute
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout
 from peer.model.marks import counted
+from peer.model.mixed_precision import autocast
 from peer.parallel.loss import SummedLoss
 from peer.parallel.pieces import LocalPieces
 from peer.parallel.ranks import Ranks
@@ -24,10 +25,13 @@ class RankModel:
     """The model as one rank of `ranks` has it. `weights` and `gradient` (n,) fp32 hold its pieces in the order of
     `pieces.layout`, `whole` is that of all; an optimizer that treats every value alike steps on them."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks, bf16: bool) -> None:
+    def __init__(self, config: ModelConfig, ranks: Ranks, narrow: torch.dtype | None) -> None:
+        """Products are in `narrow`; None: in fp32."""
         self.ranks, self.whole = ranks, FlatLayout.of(config)
         self.pieces: LocalPieces
-        self._bf16 = bf16
+        self.scale = 1.0
+        """The factor of the loss in a backward pass."""
+        self._narrow = narrow
         self._loss: SummedLoss
         self._release: Callable[[], None] = lambda: None  # after a forward without a backward
         if ranks.layout.parts == 1:
@@ -39,7 +43,7 @@ class RankModel:
             return
         from peer.parallel.cut_model import CutModel
 
-        model = CutModel(config, ranks, bf16)
+        model = CutModel(config, ranks, narrow)
         assert isinstance(model.module, SummedLoss)
         self.pieces, self._loss = model.pieces, model.module
         self.weights, self.gradient = self._vectors()
@@ -64,20 +68,23 @@ class RankModel:
         self._loss.decoder.marked = True
 
     def add_up(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
-        """Leave what this rank knows of the gradient in `gradient`; return its share of the mean loss in nats a token
-        of tokens (B, T+1). A rank has at most `rows_at_once` sequences on its device at a time. All ranks must call it
-        with the same arguments. Where the model is not cut, it waits for no other rank."""
+        """Leave what this rank knows of the gradient of the scaled loss in `gradient`; return its share of the mean
+        loss in nats a token of tokens (B, T+1). A rank has at most `rows_at_once` sequences on its device at a time.
+        All ranks must call it with the same arguments. Where the model is not cut, it waits for no other rank."""
         self.gradient.zero_()
         loss = 0.0
         for rows, weight in self._passes(tokens, rows_at_once):
+            self._loss.decoder.loss_weight = weight * self.scale or 1 / rows.numel()
             part = self._summed(rows) * weight
-            part.backward()
+            (part if self.scale == 1.0 else part * self.scale).backward()
             loss += float(part.detach())
         return loss / self.ranks.layout.tensor
 
     def sum_gradients(self) -> float:
-        """Complete `gradient` after `add_up`; return the norm of the whole."""
+        """Complete `gradient` after `add_up`, and take the scale out of it; return the norm of the whole."""
         self.ranks.sum_over_replicas(self.gradient)
+        if self.scale != 1.0:
+            self.gradient.mul_(1 / self.scale)
         (square,) = self.ranks.sum((self._square_of_gradient(),))
         return float(square**0.5)
 
@@ -104,7 +111,7 @@ class RankModel:
             yield (rows, weight) if len(rows) else (tokens[:1], 0.0)
 
     def _summed(self, rows: Tensor) -> Tensor:
-        with torch.autocast(self.ranks.device.type, dtype=torch.bfloat16, enabled=self._bf16):
+        with autocast(self.ranks.device, self._narrow):
             summed: Tensor = self._loss(rows)
             return summed
 

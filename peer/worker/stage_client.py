@@ -77,6 +77,7 @@ class StageWorkerGroup(WorkerCommands):
         self._freed, self._free = trio.open_memory_channel[int](self.spec.slots)
         for number in range(self.spec.slots):
             self._freed.send_nowait(number)
+        self._overflows = 0
 
     @classmethod
     @contextmanager
@@ -135,7 +136,14 @@ class StageWorkerGroup(WorkerCommands):
         """
         check_size(self.spec, self.config.model, batch, length)
         command = RunBackward(next(self._ids), micro_batch, slot.number, batch, length)
-        return await self._compute(command, slot, counts=micro_batch.count)
+        done = await self._compute(command, slot, counts=micro_batch.count)
+        self._overflows += done.overflows
+        return done
+
+    def take_overflows(self) -> int:
+        """Return how often a backward was repeated in fp16, at a smaller scale, since the last call."""
+        overflows, self._overflows = self._overflows, 0
+        return overflows
 
     async def drop(self, micro_batch: MicroBatch) -> bool:
         """Drop this pass of a micro-batch (by its id and attempt), and have its waiting calls refused ("cancelled").

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import torch
 
 from peer.checkpoint.inner_state import InnerStateFile, identity_of
-from peer.compute.device import resolve_device, uses_bf16
+from peer.compute.device import narrow_type, resolve_device
 from peer.compute.stage import Stage
 from peer.compute.stage_checks import check_size
 from peer.errors import StageRefused
@@ -71,8 +71,15 @@ class StageWorker:
         hidden_size = load.model.hidden_size
         slots = SharedBuffer.attach(load.slots_fd, SlotArea.size_bytes(spec, hidden_size), torch.uint8)
         self._slots = SlotArea(spec, hidden_size, slots.tensor)
-        bf16, memory_bytes = uses_bf16(device, load.inner), device.memory_bytes
-        link.send(ModelLoaded(device=device.name, bf16=bf16, compiled=stage.compiled, memory_bytes=memory_bytes))
+        link.send(
+            ModelLoaded(
+                device=device.name,
+                bf16=narrow_type(device, load.inner) == torch.bfloat16,
+                fp16=stage.scaler is not None,
+                compiled=stage.compiled,
+                memory_bytes=device.memory_bytes,
+            )
+        )
 
     def run(self) -> None:
         """Serve commands without end; the control link ends the process."""
@@ -130,12 +137,13 @@ class StageWorker:
         return MicroBatchDone(time.monotonic() - started, total / losses.numel())
 
     def _backward(self, command: RunBackward) -> MicroBatchDone:
-        started = time.monotonic()
+        started, before = time.monotonic(), self._stage.overflows
         region = self._slots.hidden(*self._place(command))
         gradient = self._stage.backward(command.micro_batch, None if self._stage.spec.is_last else region)
         if gradient is not None:
             self._stage.share.rows(region).copy_(gradient)
-        return MicroBatchDone(time.monotonic() - started, counted=command.micro_batch.count)
+        overflows = self._stage.overflows - before
+        return MicroBatchDone(time.monotonic() - started, counted=command.micro_batch.count, overflows=overflows)
 
     def _place(self, command: RunForward | RunBackward) -> tuple[int, int, int]:
         """Return slot, batch and length of a command. Raises StageRefused if they leave the slots."""

@@ -222,6 +222,7 @@ class Supervisor:
                     device=answer.device,
                     memory_bytes=answer.memory_bytes,
                     bf16=answer.bf16,
+                    fp16=answer.fp16,
                     compiled=answer.compiled,
                     sequences=None if answer.step_size is None else answer.step_size.sequences,
                     recompute=None if answer.step_size is None else answer.step_size.recompute,

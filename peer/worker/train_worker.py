@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
+import torch
 
 from peer.catalogue.machine import MicroBatchHalved
 from peer.catalogue.rounds import InnerStep
 from peer.checkpoint.inner_state import InnerStateFile, Sum, identity_of
-from peer.compute.device import Device, resolve_device, uses_bf16
+from peer.compute.device import Device, resolve_device
 from peer.compute.lr_schedule import learning_rate
 from peer.compute.measured_step import hold_to, measured_step
 from peer.compute.model_trainer import ModelTrainer, StepOutcome
@@ -70,7 +71,8 @@ class TrainWorker:
         link.send(
             ModelLoaded(
                 device=device.name,
-                bf16=uses_bf16(device, load.inner),
+                bf16=self._trainer.narrow == torch.bfloat16,
+                fp16=self._trainer.narrow == torch.float16,
                 compiled=self._trainer.compiled,
                 windows=self._corpus.windows,
                 corpus_digest=self._corpus.digest,
@@ -158,10 +160,11 @@ class TrainWorker:
                 self._link.emit(
                     InnerStep(
                         step=step,
-                        loss=round(outcome.loss, 4) if outcome.counts and not outcome.skipped else None,
+                        loss=round(outcome.loss, 4) if outcome.is_useful else None,
                         lr=learning_rate(self._load.inner, step),
                         tokens_per_s=round((so_far.tokens - reported_tokens) / (now - reported_at), 1),
                         skipped=so_far.skipped,
+                        overflows=so_far.overflows,
                     )
                 )
                 reported_at, reported_tokens = now, so_far.tokens

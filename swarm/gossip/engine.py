@@ -195,6 +195,7 @@ class GossipEngine:
             state_hash=self.replica.tree.root.hex(),
             steps=work.steps,
             skipped=work.skipped,
+            overflows=work.overflows,
             tokens=self.replica.tokens,
             loss=finite_loss(work.loss),
             bytes_up=host.bytes_up,

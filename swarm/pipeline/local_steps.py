@@ -228,7 +228,8 @@ class LocalSteps(StageTrainer):
         self._captured, self._captured_steps, self._captured_in = set(self._stepped), self._steps, generation
         loss = math.fsum(self._losses) / len(self._losses) if self._losses else None
         skipped, self._losses, self._skipped = self._skipped + self._refused_steps(request), [], 0
-        self.trained.note(request.round_info.round, self._steps + skipped, skipped, loss)
+        overflows = self._worker_group.take_overflows()
+        self.trained.note(request.round_info.round, self._steps + skipped, skipped, loss, overflows)
         first = self._lost.first_stage if self._lost is not None and self._schedule.closes(head) else ()
         return TrainResult(
             self._steps, count(counted), loss or 0.0, self._worker_group.delta, counted, first_stage=first

@@ -141,7 +141,7 @@ class Synchronous(StageTrainer):
             return TrainResult(0, 0, 0.0, self._worker_group.delta)
         self._accounting.capture(counted)
         loss, steps = _mean_loss(self._losses), len(taken.micro_batches)
-        self.trained.note(request.round_info.round, steps, 0, loss)
+        self.trained.note(request.round_info.round, steps, 0, loss, self._worker_group.take_overflows())
         return TrainResult(steps, count(counted), loss or 0.0, self._worker_group.delta, counted)
 
     def adopt(self, theta: torch.Tensor, changed: tuple[slice, ...] | None, head: Head) -> None:

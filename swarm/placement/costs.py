@@ -124,7 +124,7 @@ class RunShape:
         m = manifest
         return cls(m.model, m.data, m.inner, m.outer, m.codec, m.pipeline, m.cuts)
 
-    def workload(self, stage: int, peers: int, device: DeviceKind = "cpu", bf16: bool = False) -> Workload:
+    def workload(self, stage: int, peers: int, device: DeviceKind = "cpu", narrow: bool = False) -> Workload:
         """Return the part of one peer in a stage whose group has that many `peers`."""
         blocks, staged = range(*self.cuts[stage]), len(self.cuts) > 1
         return Workload(
@@ -137,7 +137,7 @@ class RunShape:
             is_stage=staged,
             is_synchronous=staged and isinstance(self.outer, AllReduceConfig),
             device=device,
-            bf16=bf16,
+            narrow=narrow,
         )
 
     def placed(self, work: Workload, memory_bytes: float) -> Workload:

@@ -38,7 +38,7 @@ class Machine:
     flops: float
     """FLOP/s that training keeps up."""
     link_bits_s: float
-    bf16: bool
+    narrow: bool
     devices: int = 1
     """Devices of one peer, all alike. `device_bytes` and, of GPUs, `flops` are those of one."""
     layout: str = "auto"
@@ -202,7 +202,7 @@ def _layout(shape: RunShape, machine: Machine, peers: int) -> Layout:
 
 def _work(shape: RunShape, machine: Machine, stage: int, peers: int, layout: Layout) -> Workload:
     """Return the part of one peer, with steps that the machine has room for where it may choose them."""
-    work = of_each(shape.workload(stage, peers, machine.device, machine.bf16), layout)
+    work = of_each(shape.workload(stage, peers, machine.device, machine.narrow), layout)
     least = work if work.is_stage else sized(work, SMALLEST)
     work = replace(work, state_on_disk=shape.placed(least, machine.host_bytes).state_on_disk)
     if work.is_stage:

@@ -64,10 +64,11 @@ SUMMED_FACTORS: Final = "powersgd_summed"
 TWO_BIT: Final = "two_bit"
 SIGN_VOTES: Final = "lion_signs"
 QUANTIZED: Final = "quantized_weights"
+FP16: Final = "fp16"
 FEATURES: Final = frozenset(
     {
         COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS,
-        TWO_BIT, SIGN_VOTES, QUANTIZED,
+        TWO_BIT, SIGN_VOTES, QUANTIZED, FP16,
     }
 )  # fmt: skip
 """Features that a manifest may require (`CommonManifest.requires`)."""
@@ -137,7 +138,8 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not {*features_of(self.run, self.data), *message_features(self.outer, self.codec)} <= set(self.requires):
+        needed = {*features_of(self.run, self.data), *message_features(self.outer, self.codec)}
+        if not {*needed, *inner_features(self.inner)} <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")
         if (self.data.source == "pages") != (self.data.pages is not None):
             raise ValueError("pages are not named where the source is pages, or where it is not")
@@ -340,13 +342,15 @@ def features_of(run: RunRules, data: DataConfig) -> tuple[str, ...]:
     return tuple(name for name, needs in needed.items() if needs)
 
 
+def inner_features(inner: InnerConfig) -> tuple[str, ...]:
+    """Return what the inner steps require of the software of each peer."""
+    return (FP16,) if inner.dtype == "fp16" else ()
+
+
 def model_features(model: ModelConfig) -> tuple[str, ...]:
     """Return what the model requires of the software of each peer."""
     scaling = model.rope_scaling
-    needed = {
-        ROPE_KIND: scaling is not None and scaling.kind != "llama3",
-        OUTPUT_BIAS: model.output_bias,
-    }
+    needed = {ROPE_KIND: scaling is not None and scaling.kind != "llama3", OUTPUT_BIAS: model.output_bias}
     return tuple(name for name, needs in needed.items() if needs)
 
 

@@ -25,6 +25,7 @@ from swarm.run.peer_context import JoinConfig
 from swarm.run.sections import BYTES_TOKENIZER
 from swarm.training.machine_memory import (
     Accelerator,
+    accelerator_of,
     host_limit,
     layout_of,
     least_work,
@@ -68,7 +69,7 @@ def check_memory(config: JoinConfig, manifest: Manifest) -> None:
     """Raise an error if this peer's stage, or every stage, needs more memory than the machine has: ConfigError for the
     user's limit, which counts where it is given, ResourceError for what is free. The worker finds out what fits on a
     GPU."""
-    found = Accelerator.of(config.compute.device, manifest.inner)
+    found = accelerator_of(config, manifest)
     needs = memory_needs(manifest, found, layout_of(config, manifest), may_lie_on_disk(config, manifest))
     limit = host_limit(config, found.kind)
     name = "--memory-limit" if found.kind == "cpu" else "--host-memory-limit"
@@ -108,7 +109,7 @@ def check_disk(config: JoinConfig, manifest: Manifest) -> None:
 def disk_needs(manifest: Manifest, data_folder: str, in_files: Collection[int] = ()) -> list[float]:
     """Return the bytes on disk that each stage needs. `data_folder`: this machine's text, "" for none; `in_files`: the
     stages whose states lie there."""
-    cpu = Accelerator("cpu", bf16=False)
+    cpu = Accelerator("cpu", narrow=False)
     found = zip(*(footprints(manifest, cpu, data_folder, on_disk=on_disk) for on_disk in (False, True)), strict=True)
     return [sizes[stage in in_files].disk_bytes for stage, sizes in enumerate(found)]
 
@@ -140,8 +141,8 @@ def stages_in_files(config: JoinConfig, manifest: Manifest) -> list[int]:
 
 def written_a_round(config: JoinConfig, manifest: Manifest, stage: int) -> float:
     """Return about how many bytes a peer whose states of that stage lie in files writes in a round."""
-    found, shape = Accelerator.of(config.compute.device, manifest.inner), RunShape.of(manifest)
-    work = shape.workload(stage, USUAL_PEERS, found.kind, found.bf16)
+    found, shape = accelerator_of(config, manifest), RunShape.of(manifest)
+    work = shape.workload(stage, USUAL_PEERS, found.kind, found.narrow)
     return written_in_a_day(replace(work, state_on_disk=True), rounds=1.0)
 
 
@@ -155,14 +156,14 @@ def footprints(
     """Return the bytes that each stage takes at least. `data_folder`: this machine's text, "" for none; `on_disk`:
     whether its states lie in files."""
     shape, cached = RunShape.of(manifest), _cached_bytes(manifest, data_folder)
-    works = [shape.workload(stage, USUAL_PEERS, device.kind, device.bf16) for stage in range(manifest.stages)]
+    works = [shape.workload(stage, USUAL_PEERS, device.kind, device.narrow) for stage in range(manifest.stages)]
     return [shape.footprint(replace(least_work(work, layout), state_on_disk=on_disk), cached) for work in works]
 
 
 def room_for_stages(config: JoinConfig, manifest: Manifest) -> float:
     """Return the bytes of this machine's memory that a stage may take, as all peers count them: on one device, with
     states in files. The further memory of several devices, or of states in memory, is not available to a stage."""
-    found = Accelerator.of(config.compute.device, manifest.inner)
+    found = accelerator_of(config, manifest)
     counted = memory_needs(manifest, found, on_disk=manifest.outer.has_common_state)
     taken = memory_needs(manifest, found, layout_of(config, manifest), may_lie_on_disk(config, manifest))
     beyond = max(own - usual for usual, own in zip(counted, taken, strict=True))

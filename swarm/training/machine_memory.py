@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
-from peer.compute.device import resolve_device, uses_bf16
+from peer.compute.device import narrow_type, resolve_device
 from peer.config import InnerConfig
 from peer.files import can_reserve
 from peer.footprint.layout import Layout
@@ -20,18 +20,23 @@ from swarm.run.peer_context import JoinConfig
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The computing device: its kind, whether its products are in bf16, and a GPU's memory."""
+    """The computing device: its kind, whether its products are in 16 bits, and a GPU's memory."""
 
     kind: DeviceKind
-    bf16: bool
+    narrow: bool
     memory_bytes: float = math.inf
 
     @classmethod
     def of(cls, device: str, inner: InnerConfig) -> Accelerator:
         """Look at the device that `peer join --device` names. Raises ConfigError."""
         found = resolve_device(device)
-        kind, bf16 = cast("DeviceKind", found.torch.type), uses_bf16(found, inner)
-        return cls(kind, bf16, found.memory_bytes or math.inf)
+        kind = cast("DeviceKind", found.torch.type)
+        return cls(kind, narrow_type(found, inner) is not None, found.memory_bytes or math.inf)
+
+
+def accelerator_of(config: JoinConfig, manifest: Manifest) -> Accelerator:
+    """Return what a peer of these settings computes on. Raises ConfigError."""
+    return Accelerator.of(config.compute.device, config.compute.applied_to(manifest.inner))
 
 
 def host_limit(config: JoinConfig, kind: DeviceKind) -> float | None:
@@ -45,10 +50,10 @@ def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
     does not suit them or the model."""
     if len(config.compute.devices) < 2:
         return Layout()
-    found = [Accelerator.of(device, manifest.inner) for device in config.compute.devices]
+    found = [Accelerator.of(device, config.compute.applied_to(manifest.inner)) for device in config.compute.devices]
     shape = RunShape.of(manifest)
     stages = range(manifest.stages) if config.stage is None else (config.stage,)
-    works = [shape.workload(stage, USUAL_PEERS, found[0].kind, found[0].bf16) for stage in stages]
+    works = [shape.workload(stage, USUAL_PEERS, found[0].kind, found[0].narrow) for stage in stages]
     least = min(one.memory_bytes for one in found)
 
     def fits(layout: Layout) -> bool:
@@ -72,8 +77,8 @@ def state_lies_on_disk(config: JoinConfig, manifest: Manifest, stage: int) -> bo
     little room for them. Raises ConfigError for the devices."""
     if config.state != "auto" or not may_lie_on_disk(config, manifest):
         return config.state == "disk"
-    found, shape = Accelerator.of(config.compute.device, manifest.inner), RunShape.of(manifest)
-    work = shape.workload(stage, USUAL_PEERS, found.kind, found.bf16)
+    found, shape = accelerator_of(config, manifest), RunShape.of(manifest)
+    work = shape.workload(stage, USUAL_PEERS, found.kind, found.narrow)
     limit = host_limit(config, found.kind)
     memory = free_memory_bytes() if limit is None else limit
     return shape.placed(least_work(work, layout_of(config, manifest)), memory).state_on_disk
@@ -88,11 +93,11 @@ def least_work(work: Workload, layout: Layout) -> Workload:
 def step_size(config: JoinConfig, manifest: Manifest) -> StepSize:
     """Return how much of a step of a whole model is on a device at a time, by arithmetic. For one GPU the whole batch,
     since the worker sees its device and this process does not. Raises ConfigError for the devices."""
-    found, shape = Accelerator.of(config.compute.device, manifest.inner), RunShape.of(manifest)
+    found, shape = accelerator_of(config, manifest), RunShape.of(manifest)
     layout, whole = layout_of(config, manifest), StepSize(manifest.inner.batch_size)
     if found.kind != "cpu" and layout.size == 1:
         return whole
-    work = shape.workload(0, USUAL_PEERS, found.kind, found.bf16)
+    work = shape.workload(0, USUAL_PEERS, found.kind, found.narrow)
     work = replace(work, layout=layout, state_on_disk=state_lies_on_disk(config, manifest, 0))
     room = _room(config, found.kind, found.memory_bytes, shape.footprint(sized(work, whole)))
     return step_that_fits(work, room) or SMALLEST

@@ -261,6 +261,7 @@ class StageReplica:
             loss=trained.loss,
             steps=trained.steps,
             skipped=trained.skipped,
+            overflows=trained.overflows,
             bytes_up=host.bytes_up,
             bytes_down=host.bytes_down,
             seconds=round(now - self._round_began, 3),

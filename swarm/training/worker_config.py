@@ -9,18 +9,18 @@ from peer.worker.client import WorkerConfig
 from swarm.run.manifest_transfer import TOKENIZER_FILE
 from swarm.run.peer_context import PeerContext
 from swarm.run.sections import BYTES_TOKENIZER
-from swarm.training.machine_memory import Accelerator, host_limit, layout_of, state_lies_on_disk, step_size
+from swarm.training.machine_memory import accelerator_of, host_limit, layout_of, state_lies_on_disk, step_size
 
 
 def worker_config(context: PeerContext, stage: StageSpec | None = None) -> WorkerConfig:
     """Return what the worker is started with; `stage` None for the whole model."""
     config, manifest = context.config, context.manifest
-    limit = host_limit(config, Accelerator.of(config.compute.device, manifest.inner).kind)
+    limit = host_limit(config, accelerator_of(config, manifest).kind)
     own_tokenizer = manifest.tokenizer != BYTES_TOKENIZER
     return WorkerConfig(
         model=manifest.model,
         data=within_memory(manifest.data, limit or memory_bytes()),
-        inner=manifest.inner,
+        inner=config.compute.applied_to(manifest.inner),
         run=manifest.run_id,
         tokenizer=str(config.home / TOKENIZER_FILE) if own_tokenizer else BYTES_TOKENIZER,
         text=config.text,

@@ -1,5 +1,5 @@
-"""Peers of several layouts in one run: one state, whatever a rank of theirs suffers, and a home that changes its
-layout."""
+"""Peers of several layouts and types in one run: one state, whatever a rank of theirs suffers, and a home that changes
+its layout."""
 
 from __future__ import annotations
 
@@ -64,4 +64,42 @@ async def test_stages_of_several_devices_commit_with_those_of_one(tmp_path: Path
             await peer.wait_for("worker_ready", since=mark)
             await pipeline.whole()
         assert all(len(peer.all("worker_ready")) == 4 for peer in (replica.peer for replica in shared))
+        assert not pipeline.forks() and not pipeline.twice()
+
+
+@pytest.mark.soak
+async def test_steps_that_overflow_in_fp16_are_no_divergence(tmp_path: Path) -> None:
+    """The text of one peer is one letter, so all tokens have the same gradient: their sum is beyond fp16 at the first
+    scale of the loss."""
+    letters = tmp_path / "letters"
+    letters.mkdir()
+    (letters / "a.txt").write_text("a" * 100_000)
+    rounds = 6
+    async with open_swarm(tmp_path, rounds=rounds, min_peers=2, steps=5) as swarm:
+        wide = swarm.join("wide", "--dtype", "fp32")
+        narrow = swarm.join("narrow", "--dtype", "fp16", "--data", str(letters))
+        for peer in (wide, narrow):
+            await peer.wait_for("run_finished")
+        assert wide.state_hash == narrow.state_hash and wide.round == rounds
+        swarm.check_agreement()
+        facts = {peer.name: [fact.fields for fact in peer.all("round_committed")] for peer in (wide, narrow)}
+        overflows = {name: [int(of["overflows"]) for of in rounds] for name, rounds in facts.items()}
+        assert overflows["narrow"][0] > 0 and not any(overflows["wide"]), overflows
+        assert not any(int(of["skipped"]) for rounds in facts.values() for of in rounds)
+        assert not narrow.all("steps_skipped") and not narrow.all("worker_failed")
+        (ready,) = narrow.all("worker_ready")
+        assert ready.fields["fp16"] and not ready.fields["bf16"]
+
+
+@pytest.mark.soak
+async def test_stages_in_fp16_commit_with_those_in_fp32(tmp_path: Path) -> None:
+    """In each stage of a pipeline, a replica in fp16 beside one in fp32."""
+    outer = '[outer]\nmethod = "diloco"\nsteps = 10'
+    async with open_pipeline(tmp_path, outer, range(STAGES)) as pipeline:
+        narrow = [pipeline.join(stage, "--dtype", "fp16") for stage in range(STAGES)]
+        await pipeline.whole()
+        await pipeline.whole()
+        for replica in narrow:
+            trained = [fact.fields for fact in replica.peer.all("round_committed")]
+            assert trained and not any(int(of["skipped"]) for of in trained)
         assert not pipeline.forks() and not pipeline.twice()

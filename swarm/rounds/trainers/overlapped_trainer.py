@@ -233,5 +233,6 @@ def trainer_of(
 
 
 def _mean_loss(*results: InnerResult) -> float:
-    steps = [(r.steps - r.skipped, r.loss) for r in results if r.steps > r.skipped]
-    return sum(n * loss for n, loss in steps) / sum(n for n, _ in steps) if steps else math.nan
+    each = [(r.steps - r.skipped - r.overflows, r.loss) for r in results]
+    useful = [(steps, loss) for steps, loss in each if steps > 0]
+    return sum(n * loss for n, loss in useful) / sum(n for n, _ in useful) if useful else math.nan

@@ -41,6 +41,9 @@ class TrainedRound:
     """Inner steps whose loss or gradient was NaN or infinite."""
     loss: float | None = None
     """The mean training loss of the other steps, nats a token; None without one."""
+    overflows: int = 0
+    """Inner steps that changed nothing because fp16 could not hold a gradient at the scale of the loss; of a stage,
+    backward passes that were repeated at a smaller scale. They are no sign that training diverges."""
 
     @property
     def is_useless(self) -> bool:
@@ -56,11 +59,12 @@ class TrainedRounds:
         self._events = events
         self._useless: list[int] = []  # the last attempts' rounds, as far back as all steps were skipped
 
-    def note(self, round: int, steps: int, skipped: int, loss: float | None) -> None:
+    def note(self, round: int, steps: int, skipped: int, loss: float | None, overflows: int = 0) -> None:
         """Take in a round's steps, also once more where the round is repeated. `loss` is that of the steps that were
-        not skipped. Raises Diverged after `DIVERGED_ROUNDS` rounds, or `DIVERGED_ATTEMPTS` attempts, in a row without a
-        step of use."""
-        self.last = TrainedRound(round, steps, skipped, finite_loss(loss) if steps > skipped else None)
+        of use; `overflows` as in `TrainedRound`. Raises Diverged after `DIVERGED_ROUNDS` rounds, or `DIVERGED_ATTEMPTS`
+        attempts, in a row in which all steps were skipped."""
+        mean = finite_loss(loss) if steps > skipped else None
+        self.last = TrainedRound(round, steps, skipped, mean, overflows)
         if not self.last.is_useless:
             if steps:  # else the round was cut short, which says nothing
                 self._useless.clear()

@@ -42,6 +42,8 @@ class TrainResult:
     """In the last round of a later stage: what proves the first stage's last head."""
     skipped: int = 0
     """Of a peer alone: the inner steps whose loss or gradient was NaN or infinite, which have changed nothing."""
+    overflows: int = 0
+    """Of a peer alone: the inner steps that fp16 had no room for, which have changed nothing either."""
 
 
 @dataclass(frozen=True)

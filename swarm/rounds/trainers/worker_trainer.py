@@ -119,7 +119,14 @@ class WorkerTrainer:
         )
         self._note_round(request, result, result.loss)
         product = self._delta(request.places)
-        return TrainResult(result.steps, result.sequences, result.loss, product, skipped=result.skipped)
+        return TrainResult(
+            result.steps,
+            result.sequences,
+            result.loss,
+            product,
+            skipped=result.skipped,
+            overflows=result.overflows,
+        )
 
     async def validate(self) -> None:
         """Measure the held-out loss if it is asked for. A worker failure costs only the number."""
@@ -231,18 +238,20 @@ class WorkerTrainer:
     ) -> None:
         """Tell what was trained in a round, of it `ahead` before it began. Raises Diverged."""
         number, steps, skipped = request.round_info.round, ahead.steps + result.steps, ahead.skipped + result.skipped
+        overflows = ahead.overflows + result.overflows
         self._events.emit(
             RoundTrained(
                 round=number,
                 steps_ahead=ahead.steps,
                 steps=steps,
                 skipped=skipped,
+                overflows=overflows,
                 loss=finite_loss(loss),
                 idle_s=round(ahead.idle_s + result.idle_s, 4),
                 busy_s=round(ahead.seconds + result.seconds, 4),
             )
         )
-        self.trained.note(number, steps, skipped, loss)
+        self.trained.note(number, steps, skipped, loss, overflows)
 
     def _delta(self, places: tuple[slice, ...]) -> torch.Tensor:
         return self._worker_group.delta[: sum(place.stop - place.start for place in places)]

@@ -105,7 +105,7 @@ def plan() -> None:
     """Draw what `peer plan` does of a model that many machines share."""
     model = replace(what_fits.MODELS["Llama 3.1 8B"], max_seq_len=131_072)
     card = CARDS["rtx4090"]
-    machine = Machine("cuda", card.memory_bytes, 1e12, card.flops, 1e6, bf16=True, devices=8, layout="fsdp")
+    machine = Machine("cuda", card.memory_bytes, 1e12, card.flops, 1e6, narrow=True, devices=8, layout="fsdp")
     inner, pipeline = InnerConfig(lr=1e-3, batch_size=512, total_steps=1), PipelineConfig(stages=2, micro_batch=8)
     cuts, outer, data = cut(2, model, 131_072), DilocoConfig(steps=100_000), DataConfig(seq_len=131_072)
     shape = RunShape(model, data, inner, outer, CodecConfig(), pipeline, cuts)

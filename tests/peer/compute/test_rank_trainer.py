@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from peer.compute.device import resolve_device
 from peer.compute.rank_trainer import RankTrainer
 from peer.compute.train_loop import InnerRun, InnerTrainer, run_inner
+from peer.config import ComputeType
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import StepSize
 from peer.model.layout import init_flat
@@ -35,9 +37,14 @@ class Scripted(Ranks):
         vector.mul_(2)
 
 
-def trainer(*others: tuple[float, ...], rank: int = 0, layout: Layout = Layout(replicate=2)) -> RankTrainer:  # noqa: B008
+def trainer(
+    *others: tuple[float, ...],
+    rank: int = 0,
+    layout: Layout = Layout(replicate=2),  # noqa: B008
+    dtype: ComputeType = "fp32",
+) -> RankTrainer:
     ranks = Scripted(layout, rank, torch.device("cpu"), others=list(others))
-    made = RankTrainer(MODEL, INNER, resolve_device("cpu"), ranks, StepSize(2))
+    made = RankTrainer(MODEL, replace(INNER, dtype=dtype), resolve_device("cpu"), ranks, StepSize(2))
     made.import_from(init_flat(MODEL, seed=0))
     return made
 
@@ -50,6 +57,16 @@ def test_all_ranks_halve_where_one_has_no_memory_left(rank: int) -> None:
     mine.step(BATCH, 5)
     assert mine.step_size == StepSize(1) and told == [StepSize(1)] * (rank == 0)
     assert not torch.equal(mine.local, before)
+
+
+@pytest.mark.parametrize("norm", [float("inf"), float("nan")])
+def test_all_ranks_leave_out_a_step_that_overflows_at_one(norm: float) -> None:
+    mine = trainer((0.0, 0.0), (norm,), dtype="fp16")
+    before, scale = mine.local.clone(), mine.scale
+    outcome = mine.step(BATCH, 5)
+    assert outcome.overflowed and not outcome.skipped
+    assert mine.scale == scale / 2 and torch.equal(mine.local, before) and mine.optimizer.steps == 0
+    assert mine.step(BATCH, 5).is_useful and not torch.equal(mine.local, before)
 
 
 def test_a_rank_without_memory_says_so_and_repeats_the_step(monkeypatch: pytest.MonkeyPatch) -> None:

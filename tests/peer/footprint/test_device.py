@@ -23,6 +23,7 @@ from peer.footprint.workload import Recompute, Workload
 from peer.ipc.span import Span
 from peer.model.decoder import Decoder
 from peer.model.layout import FlatLayout, init_flat
+from peer.model.mixed_precision import autocast
 from tests.peer.footprint.held_memory import HeldMemory
 
 MODEL = ModelConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, intermediate_size=96, max_seq_len=32)
@@ -32,7 +33,7 @@ ONE = Layout()
 
 
 def workload(
-    model: ModelConfig = MODEL, outer: OuterConfig = DILOCO, bf16: bool = False, layout: Layout = ONE
+    model: ModelConfig = MODEL, outer: OuterConfig = DILOCO, narrow: bool = False, layout: Layout = ONE
 ) -> Workload:
     return Workload(
         model=model,
@@ -41,7 +42,7 @@ def workload(
         blocks=range(model.layers),
         seq_len=32,
         sequences=INNER.batch_size,
-        bf16=bf16,
+        narrow=narrow,
         layout=layout,
     )
 
@@ -79,7 +80,7 @@ def test_the_state_of_every_optimizer_is_counted_to_the_byte(optimizer: str) -> 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # qk_norm under autocast
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("narrow", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -93,17 +94,19 @@ def test_the_state_of_every_optimizer_is_counted_to_the_byte(optimizer: str) -> 
     ],
     ids=str,
 )
-def test_activations_are_what_torch_keeps(changes: dict[str, object], bf16: bool, recompute: Recompute) -> None:
+def test_activations_are_what_torch_keeps(
+    changes: dict[str, object], narrow: torch.dtype | None, recompute: Recompute
+) -> None:
     """What is allocated in a forward pass and not freed at its end."""
     model = msgspec.structs.replace(MODEL, **changes)
-    work = replace(workload(model, bf16=bf16), recompute=recompute)
+    work = replace(workload(model, narrow=narrow is not None), recompute=recompute)
     decoder = Decoder(model, init_flat(model, 0))
     decoder.recompute = recompute
     tokens = torch.zeros(work.sequences, work.seq_len, dtype=torch.int64)
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=bf16, cache_enabled=recompute == "none")
-    with HeldMemory(decoder.flat, decoder.cos, decoder.sin) as held, autocast:
+    narrowed = autocast(torch.device("cpu"), narrow, keeps_casts=recompute == "none")
+    with HeldMemory(decoder.flat, decoder.cos, decoder.sin) as held, narrowed:
         kept = decoder.hidden(tokens)
-    casts = device_items(work).get("bf16 copies of weights", 0) if recompute == "none" else 0
+    casts = device_items(work).get("16-bit copies of weights", 0) if recompute == "none" else 0
     ids = 8 * work.tokens  # given, not made
     assert kept.requires_grad
     assert held.size_bytes - casts == pytest.approx(work.tokens * saved_bytes_a_token(work) - ids, rel=0.01)

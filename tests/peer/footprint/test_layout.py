@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from peer.config import ModelConfig
+from peer.config import ComputeType, InnerConfig, ModelConfig
 from peer.errors import ConfigError
-from peer.footprint.layout import Layout, parse_devices
+from peer.footprint.layout import Compute, Layout, parse_devices
 
 MODEL = ModelConfig(
     vocab_size=64, hidden_size=15, head_dim=4, layers=1, heads=4, kv_heads=2, intermediate_size=24, max_seq_len=8
@@ -73,6 +73,14 @@ def test_tp_names_the_field_that_it_does_not_divide(field: str, changes: dict[st
     Layout(shard=2).check(model, "adamw", seq_len)
     with pytest.raises(ConfigError, match=f"{field} is .* tp:2 does not divide"):
         Layout(tensor=2).check(model, "adamw", seq_len)
+
+
+@pytest.mark.parametrize("own", ["auto", "fp32", "bf16", "fp16", None])
+@pytest.mark.parametrize("runs", ["auto", "fp32", "fp16"])
+def test_a_peers_own_type_replaces_that_of_the_run_alone(own: ComputeType | None, runs: ComputeType) -> None:
+    inner = InnerConfig(lr=1e-3, batch_size=4, total_steps=10, dtype=runs)
+    applied = Compute(dtype=own).applied_to(inner)
+    assert applied.dtype == (own or runs) and msgspec.structs.replace(applied, dtype=runs) == inner
 
 
 @pytest.mark.parametrize("optimizer", ["lamb", "muon"])

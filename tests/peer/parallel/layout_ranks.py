@@ -17,10 +17,13 @@ import torch
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
+from peer.compute.device import resolve_device
 from peer.compute.optimizer import InnerSpec
 from peer.compute.rank_optimizer import RankOptimizer
-from peer.config import ModelConfig
+from peer.compute.rank_trainer import RankTrainer
+from peer.config import InnerConfig, ModelConfig
 from peer.footprint.layout import Layout
+from peer.footprint.step_size import StepSize
 from peer.model.decoder import FlatLayout
 from peer.parallel import cut_model  # noqa: F401  imported once, by the process that the ranks are forked from
 from peer.parallel.rank_model import RankModel
@@ -58,7 +61,10 @@ CASES: Final = [
 FIRST: Final = {"fsdp": 2}
 """The first of the processes that make up a group, where it is not 0: two pairs are at work at one time."""
 NARROW: Final = "llama"
-"""The model that is tried in bf16, too."""
+"""The model that is tried in bf16 and fp16, too."""
+START_POWER: Final = 40
+"""Of two, the scale of the loss that fp16 begins with."""
+FP16: Final = InnerConfig(lr=1e-2, batch_size=5, total_steps=100, dtype="fp16", clip_norm=1e9)
 SPEC: Final = InnerSpec("adamw", lr=1e-2, decay="matrices")
 STEPS: Final = 2
 RATE: Final = 0.1
@@ -87,7 +93,7 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     config = MODELS[name]
     layout = FlatLayout.of(config)
     flat, state = start[f"{name}.weights"], start[f"{name}.state"]
-    model = RankModel(config, ranks, bf16=False)
+    model = RankModel(config, ranks, narrow=None)
     found: dict[str, torch.Tensor] = {}
 
     def keep(what: str, out: torch.Tensor) -> None:
@@ -127,12 +133,33 @@ def train(ranks: Ranks, name: str, folder: Path, start: dict[str, torch.Tensor])
     found["figures"] = torch.tensor(figures, dtype=torch.float64)
 
     if name == NARROW and ranks.layout.shard > 1:  # which casts in its own way
-        narrow = RankModel(config, ranks, bf16=True)
+        narrow = RankModel(config, ranks, narrow=torch.bfloat16)
         narrow.import_from(flat)
         backward(narrow, batch(0))
         model.weights.copy_(narrow.gradient)
         export("bf16")
+    if name == NARROW:
+        trainer = overflowed(ranks, flat)
+        model.weights.copy_(trainer.gradient)
+        export("fp16")
+        overflows = START_POWER - math.log2(trainer.scale)
+        found["fp16 overflows"] = torch.tensor([overflows, *ranks.sum((overflows, trainer.optimizer.steps))])
     return found
+
+
+def overflowed(ranks: Ranks, flat: torch.Tensor) -> RankTrainer:
+    """Return a trainer in fp16 after the first step that has not overflowed, of a scale with which many do."""
+    trainer = RankTrainer(MODELS[NARROW], FP16, resolve_device("cpu"), ranks, StepSize(2))
+    trainer.import_from(flat)
+    assert trainer.scaler is not None
+    trainer.scaler.scale = 2.0**START_POWER
+    for _ in range(START_POWER):
+        kept, outcome = trainer.local.clone(), trainer.step(batch(0), 5)
+        if outcome.is_useful:
+            break
+        assert outcome.overflowed and not outcome.skipped and torch.equal(trainer.local, kept)
+    assert not torch.equal(trainer.local, kept)
+    return trainer
 
 
 def compute_stages(ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
@@ -146,6 +173,12 @@ def compute_stages(ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
         scene = StageScene(index, ranks, place)
         scene.play()
         found |= {f"{index} {what}": value for what, value in scene.found.items()}
+
+        def place_narrow(what: str, shape: tuple[int, ...], index: int = index) -> torch.Tensor:
+            return place(f"fp16 {what}", shape)
+
+        narrow = StageScene(index, ranks, place_narrow, "fp16")
+        found |= {f"{index} fp16 {what}": value for what, value in narrow.overflow().items()}
     ranks.sum((0.0,))  # all have written
     return found
 

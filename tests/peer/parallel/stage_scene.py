@@ -6,11 +6,12 @@ from collections.abc import Callable
 from typing import Final
 
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
-from peer.config import InnerConfig, ModelConfig
+from peer.config import ComputeType, InnerConfig, ModelConfig
 from peer.errors import StageRefused
 from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import MicroBatch, StageSpec
@@ -42,9 +43,9 @@ Place = Callable[[str, tuple[int, ...]], Tensor]
 class StageScene:
     """Stage `index`; `found` are its outputs, gradients and weights by name."""
 
-    def __init__(self, index: int, ranks: Ranks, place: Place) -> None:
+    def __init__(self, index: int, ranks: Ranks, place: Place, dtype: ComputeType = "fp32") -> None:
         spec = StageSpec(span=STAGES[index], index=index, max_tokens=64, previous=True, staleness=1)
-        self._stage = Stage(MODEL, _INNER, resolve_device("cpu"), spec, ranks)
+        self._stage = Stage(MODEL, replace(_INNER, dtype=dtype), resolve_device("cpu"), spec, ranks)
         self._ranks, self._place = ranks, place
         self._start = split_flat(MODEL, init_flat(MODEL, seed=1), STAGES)[index]
         self.found: dict[str, Tensor] = {}
@@ -77,6 +78,23 @@ class StageScene:
         stage.export(self._keep("rebased"))
         if stage.spec.is_first:
             self._refuse()
+
+    def overflow(self) -> dict[str, Tensor]:
+        """Begin with a scale of the loss at which fp16 overflows. Return the gradients, and this stage's repetitions as
+        each rank has counted them."""
+        stage = self._stage
+        assert stage.scaler is not None
+        stage.scaler.scale = 2.0**40
+        stage.import_weights(self._start, epoch=0)
+        for name in "ab":
+            self._forward(name, 0)
+        for name in "ab":
+            self._backward(name, 0)
+        assert stage.take_gradient(self._keep("taken")).micro_batches == ("a", "b")
+        overflows = float(stage.overflows)
+        assert stage.scaler.scale == 2.0 ** (40 - overflows)
+        self.found["overflows"] = torch.tensor([overflows, *self._ranks.sum((overflows,))])
+        return self.found
 
     def _refuse(self) -> None:
         """Hold a row of which the output is not finite. All ranks refuse it, those without the row as well."""

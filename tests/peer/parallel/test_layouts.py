@@ -24,6 +24,7 @@ from tests.support.forking.forked import ForkedProcess
 torch.set_num_threads(1)  # on tensors this small a second thread only waits for the first
 pytestmark = pytest.mark.process
 ROOT = Path(__file__).parents[3]
+ONE = Ranks(ONE_DEVICE, 0, torch.device("cpu"))
 Found = dict[str, torch.Tensor]
 
 
@@ -137,12 +138,37 @@ def test_bf16_is_rounded_as_on_one_device(layout: str, most: float, folder: Path
     assert (found - rounded).norm() < most * error
 
 
+@pytest.mark.parametrize("layout", [layout for layout, name in CASES if name == NARROW])
+def test_all_ranks_leave_out_the_steps_that_overflow(layout: str, folder: Path, start: Found) -> None:
+    """And have the same scale then, and no scale in the gradient."""
+    found = load_file(folder / f"{layout}-{NARROW}.safetensors")
+    overflows, of_all, steps_of_all = found["fp16 overflows"].tolist()
+    size = LAYOUTS[layout].size
+    assert overflows > 5 and of_all == size * overflows and steps_of_all == size
+    exact = torch.zeros_like(start[f"{NARROW}.weights"])
+    model = Decoder(MODELS[NARROW], start[f"{NARROW}.weights"])
+    model.bind_gradients(exact)
+    next_token_loss(model(batch(0)[:, :-1]), batch(0)).backward()
+    assert 1e-6 * exact.norm() < (found["fp16"] - exact).norm() < 1e-2 * exact.norm()
+
+
+@pytest.mark.parametrize("layout", STAGE_LAYOUTS)
+def test_ranks_that_share_a_stage_repeat_what_overflows_together(layout: str, folder: Path) -> None:
+    found = load_file(folder / f"{layout}-stages.safetensors")
+    for index in range(len(STAGES)):
+        alone = StageScene(index, ONE, lambda what, shape: torch.zeros(shape), "fp16").overflow()
+        overflows, of_all = found[f"{index} fp16 overflows"].tolist()
+        assert overflows > 5 and of_all == LAYOUTS[layout].size * overflows
+        for what in ("taken", *(("a backward", "b backward") if index else ())):
+            assert (found[f"{index} fp16 {what}"] - alone[what]).norm() < 1e-2 * alone[what].norm(), (index, what)
+
+
 @pytest.mark.parametrize("layout", STAGE_LAYOUTS)
 def test_ranks_that_share_a_stage_compute_what_one_device_does(layout: str, folder: Path) -> None:
     """Outputs, gradients of inputs and weights, a step, weights of two epochs, and a rebase."""
     found = load_file(folder / f"{layout}-stages.safetensors")
     for index in range(len(STAGES)):
-        alone = StageScene(index, Ranks(ONE_DEVICE, 0, torch.device("cpu")), lambda what, shape: torch.zeros(shape))
+        alone = StageScene(index, ONE, lambda what, shape: torch.zeros(shape))
         alone.play()
         for what, value in alone.found.items():
             several = found[f"{index} {what}"]

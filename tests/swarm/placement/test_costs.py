@@ -83,7 +83,7 @@ def test_the_readme_says_what_is_counted() -> None:
     host = sum(size for name, size in host_items(work).items() if name != "programs")
     state = {"weights", "gradient", "inner optimizer"}
     device = sum(size for name, size in device_items(work).items() if name in state)
-    narrow = device + device_items(replace(work, bf16=True, sequences=64))["bf16 copies of weights"]
+    narrow = device + device_items(replace(work, narrow=True, sequences=64))["16-bit copies of weights"]
     wanted = tuple(str(round(size / work.parameters)) for size in (host, narrow, host + device))
     said = re.search(
         r"about (\d+) bytes a parameter of memory and (\d+) of the device, (\d+) where both",

@@ -26,6 +26,7 @@ from swarm.run.manifest import (
     PROTOCOL_VERSION,
     AnyManifest,
     features_of,
+    inner_features,
     message_features,
     model_features,
     open_any_manifest,
@@ -229,3 +230,15 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, outer=LionConfig())
     assert message_features(LionConfig(), CodecConfig()) == ("lion_signs",)
+
+
+def test_a_run_in_fp16_is_refused_by_software_that_lacks_it() -> None:
+    """Others keep the manifest of before. A peer's own choice is in no manifest."""
+    plain = make_manifest(AUTHORITY.peer_id).inner
+    narrow = msgspec.structs.replace(plain, dtype="fp16")
+    assert (inner_features(plain), inner_features(narrow)) == ((), ("fp16",))
+    assert not any(inner_features(msgspec.structs.replace(plain, dtype=dtype)) for dtype in ("auto", "fp32", "bf16"))
+    with pytest.raises(ValueError, match="requires lacks"):
+        make_manifest(AUTHORITY.peer_id, inner=narrow)
+    manifest = make_manifest(AUTHORITY.peer_id, inner=narrow, requires=("fp16",))
+    assert open_manifest(sign_body(AUTHORITY, "manifest", manifest)).inner.dtype == "fp16"

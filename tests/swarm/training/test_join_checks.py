@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from optim.config import GossipConfig
-from peer.config import DataConfig, InnerConfig, ModelConfig, PagesConfig
+from peer.config import ComputeType, DataConfig, InnerConfig, ModelConfig, PagesConfig
 from peer.errors import ConfigError, ResourceError
 from peer.footprint.layout import ONE_DEVICE, Compute, Layout
 from peer.footprint.optimizer_state import saved_bytes
@@ -35,7 +35,7 @@ from swarm.training.join_checks import (
     room_for_stages,
     stages_in_files,
 )
-from swarm.training.machine_memory import Accelerator, layout_of, step_size
+from swarm.training.machine_memory import Accelerator, accelerator_of, layout_of, step_size
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.training.test_roles import run_of
 
@@ -272,3 +272,11 @@ def test_a_later_stage_reads_no_text(tmp_path: Path) -> None:
     manifest = msgspec.structs.replace(run_of(3), data=FOLDER)
     check_join(joining(tmp_path, manifest), manifest)
     check_join(joining(tmp_path, manifest, "stage", 1), manifest)
+
+
+@pytest.mark.parametrize(("own", "narrow"), [("fp32", False), ("bf16", True), ("fp16", True)])
+def test_what_a_step_takes_is_counted_in_the_peers_own_type(tmp_path: Path, own: ComputeType, narrow: bool) -> None:
+    """With fp16 as with bf16."""
+    manifest = make_manifest(AUTHORITY, inner=msgspec.structs.replace(make_manifest(AUTHORITY).inner, dtype="fp32"))
+    found = accelerator_of(joining(tmp_path, manifest, dtype=own), manifest)
+    assert found == Accelerator("cpu", narrow)

@@ -73,6 +73,20 @@ async def test_a_held_out_loss_of_nan_is_told_as_none() -> None:
     assert [event.fields for event in told] == [{"round": 3, "loss": None}]
 
 
+async def test_what_overflows_in_fp16_is_no_divergence() -> None:
+    """Rounds of nothing else end no peer, and no warning is told."""
+    rounds = 2 * DIVERGED_ROUNDS
+    all_of_it = InnerResult(2, 2, 2, math.nan, 1.0, skipped=0, overflows=2)
+    half_of_it = InnerResult(2, 2, 2, 5.9, 1.0, skipped=0, overflows=1)
+    trainer, told = trainer_of(*[all_of_it] * rounds, half_of_it)
+    for number in range(1, rounds + 2):
+        assert (await trainer.train(request(number))).overflows == (2 if number <= rounds else 1)
+    assert trainer.trained.last == TrainedRound(rounds + 1, 2, 0, 5.9, overflows=1)
+    facts = [(e.fields["loss"], e.fields["overflows"]) for e in told if e.name == "round_trained"]
+    assert facts == [(None, 2)] * rounds + [(5.9, 1)]
+    assert not any(event.name == "steps_skipped" for event in told)
+
+
 def test_only_rounds_in_a_row_count_and_each_once() -> None:
     trained = TrainedRounds(EventLog())
     for number in range(1, DIVERGED_ROUNDS):
