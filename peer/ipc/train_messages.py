@@ -71,10 +71,10 @@ class InnerResult(msgspec.Struct, frozen=True):
     """The time spent in steps."""
     skipped: Number
     """The steps that were skipped for a NaN or Inf."""
-    overflows: Number = 0
-    """The steps that were skipped because a value was beyond fp16 at the scale of the loss, which is smaller since."""
     idle_s: Seconds = 0.0
     """The time without a command since the worker's last inner run ended."""
+    overflows: Number = 0
+    """The steps that were skipped because a value was beyond fp16 at the scale of the loss, which is smaller since."""
 
 
 TrainCommand = RunInner | RunEvaluate | RunEvaluateDelta
