@@ -83,7 +83,7 @@ def export(
     if public and push is None:
         raise ConfigError("--public says how --push makes a model: add --push ORG/NAME, or leave --public out")
     if push is not None:
-        from swarm.run.hub_upload import check_push
+        from swarm.client.hub_upload import check_push
 
         check_push(push)
     into = Target(out, dtype, force, push)
@@ -94,7 +94,7 @@ def export(
         message = _from_swarm(invite, into)
     say(message)
     if push is not None:
-        from swarm.run.hub_upload import push as upload
+        from swarm.client.hub_upload import push as upload
 
         say(f"Pushed to {plain(upload(out, push, not public, message))}.")
 

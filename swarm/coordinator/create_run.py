@@ -29,20 +29,10 @@ from swarm.placement.stages import layout_of, open_store, slices_of_update
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.roster_room import ROSTER_BYTES_MAX, peers_that_fit
 from swarm.run.config import RunConfig
+from swarm.run.features import BUNDLES, SHARES, features_of, inner_features, message_features, model_features
 from swarm.run.home import Home
 from swarm.run.hub_models import hub_id, located
-from swarm.run.manifest import (
-    BUNDLES,
-    PROTOCOL_VERSION,
-    SHARES,
-    Manifest,
-    features_of,
-    fit_templates,
-    inner_features,
-    message_features,
-    model_features,
-    sign_manifest,
-)
+from swarm.run.manifest import PROTOCOL_VERSION, Manifest, fit_templates, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER, check_fit, check_pipeline
 from swarm.run.tokenizer import end_of_text, ended_by, read_tokenizer

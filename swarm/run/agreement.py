@@ -15,8 +15,9 @@ from swarm.protocol.agreement.messages import JoinBody
 from swarm.protocol.head import Sponsor
 from swarm.protocol.round_schedule import RoundSchedule
 from swarm.run.credentials import Chain, check_chain
+from swarm.run.features import BUNDLES, SHARES
 from swarm.run.gate import Gate
-from swarm.run.manifest import BUNDLES, SHARES, Manifest
+from swarm.run.manifest import Manifest
 
 UNDO_S: Final = 600.0
 STAGE_UNDO_S: Final = 20.0  # all stages stand still while one has lost its last commit; it goes on from a backup

@@ -7,7 +7,6 @@ host or command. Gate, invites and the transfer of manifests take either kind.
 from __future__ import annotations
 
 from base64 import b32encode
-from collections.abc import Iterable
 from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Final, TypeVar, cast
@@ -15,7 +14,7 @@ from typing import Annotated, Final, TypeVar, cast
 import msgspec
 from blake3 import blake3
 
-from optim.config import AllReduceConfig, CodecConfig, LionConfig, OuterConfig, check_merge
+from optim.config import AllReduceConfig, CodecConfig, OuterConfig, check_merge
 from peer.bounds import HASH_BYTES, Name
 from peer.config import (
     TOKENS_MAX,
@@ -32,9 +31,16 @@ from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
 from peer.model.text_rules import TextRules
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
+from swarm.run.features import (
+    check_features,
+    features_of,
+    inner_features,
+    message_features,
+    model_features,
+    weight_features,
+)
 from swarm.run.hub_models import is_hub_id
 from swarm.run.sections import (
-    COMPUTE_S,
     PipelineConfig,
     RunRules,
     check_fit,
@@ -52,26 +58,6 @@ TIME_MAX_S: Final = 1 << 40
 VERSION_MAX: Final = 1 << 16
 RUN_ID_BYTES: Final = 20
 
-COMPUTE_CEILING: Final = "compute_s_max"
-END_OF_TEXT: Final = "end_of_text"
-ROPE_KIND: Final = "rope_kind"
-OUTPUT_BIAS: Final = "output_bias"
-BUNDLES: Final = "bundles"
-SHARES: Final = "shares_by_link"
-PAGES: Final = "pages"
-LAYERED_BITS: Final = "lgreco_by_layer"
-SUMMED_FACTORS: Final = "powersgd_summed"
-TWO_BIT: Final = "two_bit"
-SIGN_VOTES: Final = "lion_signs"
-QUANTIZED: Final = "quantized_weights"
-FP16: Final = "fp16"
-FEATURES: Final = frozenset(
-    {
-        COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS,
-        TWO_BIT, SIGN_VOTES, QUANTIZED, FP16,
-    }
-)  # fmt: skip
-"""Features that a manifest may require (`CommonManifest.requires`)."""
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
 _TAG_FIELD: Final = "kind"
@@ -226,7 +212,7 @@ class ServedModelManifest(CommonManifest, frozen=True, kw_only=True, tag_field=_
         check_name(self.name)
         if self.window is not None:
             check_range(self, 1, TOKENS_MAX, "window")
-        if self.quantization is not None and QUANTIZED not in self.requires:
+        if not set(weight_features(self.quantization)) <= set(self.requires):
             raise ValueError("requires lacks a feature that the weights need")
         check_model(self.model, self.tokenizer)
         if len(self.checkpoint) != len(self.cuts) or any(len(root) != HASH_BYTES for root in self.checkpoint):
@@ -320,50 +306,6 @@ def check_protocol(version: int) -> None:
             f"the run speaks protocol version {version}, which this software ({_versions_spoken()}) does not:"
             " finish or export it with the barnraise that made it, or create a new run in another home"
         )
-
-
-def check_features(required: Iterable[str]) -> None:
-    """Raise NotAdmitted if a manifest requires a feature that is not known here."""
-    unknown = sorted(set(required) - FEATURES)
-    if unknown:
-        raise NotAdmitted(
-            f"the run needs {', '.join(map(ascii, unknown))}, which this software does not know: upgrade barnraise on"
-            " this machine"
-        )
-
-
-def features_of(run: RunRules, data: DataConfig) -> tuple[str, ...]:
-    """Return what the rules require of the software of each peer."""
-    needed = {
-        COMPUTE_CEILING: run.compute_s_max != COMPUTE_S,
-        END_OF_TEXT: bool(data.end_of_text),
-        PAGES: data.source == "pages",
-    }
-    return tuple(name for name, needs in needed.items() if needs)
-
-
-def inner_features(inner: InnerConfig) -> tuple[str, ...]:
-    """Return what the inner steps require of the software of each peer."""
-    return (FP16,) if inner.dtype == "fp16" else ()
-
-
-def model_features(model: ModelConfig) -> tuple[str, ...]:
-    """Return what the model requires of the software of each peer."""
-    scaling = model.rope_scaling
-    needed = {ROPE_KIND: scaling is not None and scaling.kind != "llama3", OUTPUT_BIAS: model.output_bias}
-    return tuple(name for name, needs in needed.items() if needs)
-
-
-def message_features(outer: OuterConfig, codec: CodecConfig) -> tuple[str, ...]:
-    """Return what a method with its codecs requires of the software of each peer: messages in a form that older
-    software lacks."""
-    needed = {
-        LAYERED_BITS: codec.up == "lgreco",
-        SUMMED_FACTORS: codec.up == "powersgd",
-        TWO_BIT: "two_bit" in (codec.up, codec.down),
-        SIGN_VOTES: isinstance(outer, LionConfig),
-    }
-    return tuple(name for name, needs in needed.items() if needs)
 
 
 def _versions_spoken() -> str:

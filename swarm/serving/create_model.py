@@ -29,15 +29,8 @@ from peer.model.parameter_names import HEAD
 from peer.model.quantize import CODES
 from peer.model.text_rules import TextRules, read_text_rules
 from peer.model.weight_files import conversion, missing_parameter, weight_files
-from swarm.run.manifest import (
-    PROTOCOL_VERSION,
-    QUANTIZED,
-    BlockRange,
-    ServedModelManifest,
-    fit_templates,
-    model_features,
-    sign_manifest,
-)
+from swarm.run.features import model_features, weight_features
+from swarm.run.manifest import PROTOCOL_VERSION, BlockRange, ServedModelManifest, fit_templates, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from swarm.serving.parts import part_tensors, quantize_part
 from swarm.serving.weights import EvenWeights, part_bytes, part_spans
@@ -126,7 +119,7 @@ async def create_model(home: Path, prepared: PreparedModel, identity: Identity, 
         created_at=int(time.time()),
         model=model,
         tokenizer=prepared.tokenizer_name,
-        requires=(*model_features(model), *([QUANTIZED] if prepared.quantization else [])),
+        requires=(*model_features(model), *weight_features(prepared.quantization)),
         name=prepared.name,
         open=prepared.is_open,
         cuts=prepared.cuts,

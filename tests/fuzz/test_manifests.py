@@ -13,7 +13,8 @@ from optim.config import METHODS, CodecConfig
 from peer.config import RopeScaling
 from peer.errors import BarnraiseError
 from peer.identity import Identity
-from swarm.run.manifest import AnyManifest, ServedModelManifest, message_features, model_features, open_any_manifest
+from swarm.run.features import message_features, model_features
+from swarm.run.manifest import AnyManifest, ServedModelManifest, open_any_manifest
 from swarm.run.sections import RunRules
 from tests.fuzz.support.guard import MUTATIONS, Trial, chance_for, no_growth
 from tests.fuzz.support.mutations import of_msgpack

@@ -17,7 +17,7 @@ from swarm.placement.stages import layout_of
 from swarm.protocol import messages as msg
 from swarm.protocol.head import Member, Sponsor, Sponsorship
 from swarm.run.credentials import GUESTS_DEFAULT
-from swarm.run.manifest import message_features
+from swarm.run.features import message_features
 from swarm.run.sections import RunRules
 from tests.swarm.coordinator.run_scene import make_run, open_run
 

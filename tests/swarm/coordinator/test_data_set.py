@@ -19,7 +19,8 @@ from peer.identity import Identity
 from swarm.coordinator.data_set import open_data_set, with_data_set
 from swarm.coordinator.reopen import create_or_reopen
 from swarm.run.config import RunConfig, parse_run_config
-from swarm.run.manifest import PAGES, Manifest, open_manifest
+from swarm.run.features import PAGES
+from swarm.run.manifest import Manifest, open_manifest
 from tests.peer.data.pages.data_sets import write_data_set
 from tests.swarm.run.test_manifest import make_manifest
 

@@ -28,7 +28,8 @@ from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, sign_body
 from peer.model.text_rules import Generation, TextRules
-from swarm.run.manifest import Manifest, ServedModelManifest, message_features, open_any_manifest
+from swarm.run.features import message_features
+from swarm.run.manifest import Manifest, ServedModelManifest, open_any_manifest
 from swarm.run.sections import PipelineConfig, RunRules
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model

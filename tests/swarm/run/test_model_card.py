@@ -18,8 +18,8 @@ from peer.config import DataConfig
 from peer.corpus_facts import CorpusFacts
 from peer.errors import ConfigError, NetworkError
 from peer.identity import Identity
+from swarm.client.hub_upload import check_push, push
 from swarm.client.model_card import TrainedFacts, model_card
-from swarm.run.hub_upload import check_push, push
 from swarm.run.sections import RunRules
 from tests.peer.data.pages.data_sets import write_data_set
 from tests.swarm.run.test_manifest import make_manifest

@@ -20,18 +20,9 @@ from swarm.protocol.head import Head
 from swarm.run import manifest as manifest_module
 from swarm.run.agreement import schedule_of
 from swarm.run.ban_list import BanList, open_bans
+from swarm.run.features import features_of, inner_features, message_features, model_features
 from swarm.run.gate import ENTER, Entry
-from swarm.run.manifest import (
-    OLDEST_SPOKEN,
-    PROTOCOL_VERSION,
-    AnyManifest,
-    features_of,
-    inner_features,
-    message_features,
-    model_features,
-    open_any_manifest,
-    open_manifest,
-)
+from swarm.run.manifest import OLDEST_SPOKEN, PROTOCOL_VERSION, AnyManifest, open_any_manifest, open_manifest
 from swarm.run.manifest_transfer import fetch_manifest, load_run_files, save_run_files, serve_run_files
 from swarm.run.sections import RunRules
 from tests.swarm.run.test_gate import AUTHORITY, SOON, gate_of, hear, hosts, invite_to, manifest_of

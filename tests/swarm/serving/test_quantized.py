@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 from peer.config import Quantization
 from peer.errors import ConfigError
 from peer.identity import Identity
+from swarm.run.features import QUANTIZED
 from swarm.run.home import Home
-from swarm.run.manifest import QUANTIZED, open_served_manifest
+from swarm.run.manifest import open_served_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.serving.create_model import PreparedModel
 from swarm.serving.peer import ServeConfig, _reopen_or_prepare
