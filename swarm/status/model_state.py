@@ -41,7 +41,7 @@ def model_state(
         name=plain(manifest.name, 64),
         open=manifest.open,
         blocks_total=layers,
-        dtype=manifest.dtype,
+        dtype=manifest.quantization or manifest.dtype,
         parts=len(manifest.cuts),
         verdict=UNREAD,
         blocks=tuple(_blocks(layers, records, at)),
