@@ -10,7 +10,7 @@ no command of the machine that reads it: which folder holds the text, and whethe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, get_args
 
 import msgspec
 
@@ -110,6 +110,33 @@ class RopeScaling(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
+AdapterTarget = Literal["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+TARGETS: Final[tuple[AdapterTarget, ...]] = get_args(AdapterTarget)
+RANK_MAX: Final = 1 << 12
+
+
+class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """LoRA (arXiv 2106.09685): y = W x + alpha / rank B A x, with W frozen, A (rank, in) and B (out, rank)."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    targets: tuple[AdapterTarget, ...] = TARGETS
+    """The linear layers of each block that have an adapter, in the order of the decoder."""
+
+    def __post_init__(self) -> None:
+        check_range(self, 1, RANK_MAX, "rank")
+        _check_positive(self, "alpha")
+        if not self.targets:
+            raise ValueError(f"targets is empty: name some of {', '.join(TARGETS)}")
+        if self.targets != tuple(name for name in TARGETS if name in self.targets):
+            raise ValueError(f"targets are not in order, or not once each: write them as {', '.join(TARGETS)}")
+
+    @property
+    def scaling(self) -> float:
+        """The factor of B A."""
+        return self.alpha / self.rank
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder of the Llama family."""
 
@@ -137,6 +164,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     shared_blocks: int = 1
     """The number of consecutive blocks that use the parameters of one (ALBERT's groups, arXiv 1909.11942), named after
     the first of them. A pipeline splits between groups only, so that every parameter is in one stage."""
+    adapter: AdapterConfig | None = None
+    """If set, the model's parameters are the adapter's alone, and its base is frozen."""
 
     def __post_init__(self) -> None:
         check_range(self, 1, VOCABULARY_MAX, "vocab_size")

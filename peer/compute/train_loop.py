@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,14 +44,20 @@ class InnerTrainer(ModelTrainer):
     """The whole model on one device: n = P."""
 
     def __init__(
-        self, model: ModelConfig, config: InnerConfig, device: Device, step_size: StepSize | None = None
+        self,
+        model: ModelConfig,
+        config: InnerConfig,
+        device: Device,
+        step_size: StepSize | None = None,
+        base: Mapping[str, Tensor] | None = None,
     ) -> None:
+        """`base`: the frozen parameters of a model with an adapter, by name, on the device."""
         layout = FlatLayout.of(model)
         local = torch.zeros(layout.numel, device=device.torch)
         super().__init__(config, device, local, torch.zeros_like(local))
         build = FusedAdamW if config.optimizer == "adamw" else build_inner
         self.optimizer: InnerOptimizer = build(InnerSpec.of(config), layout, self.local)
-        self.model = Decoder(model, self.local)
+        self.model = Decoder(model, self.local, base=base)
         self.model.bind_gradients(self.gradient)
         self.compiled = device.compile
         hidden = self.model.hidden

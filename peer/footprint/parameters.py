@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from peer.config import ModelConfig
+import msgspec
+
+from peer.config import AdapterConfig, ModelConfig
 
 Shape = tuple[int, ...]
 
@@ -14,8 +16,12 @@ def parameter_shapes(config: ModelConfig, blocks: range | None = None) -> Iterat
     """Yield the Hugging Face names and shapes of some blocks (None: the whole model), in canonical order.
 
     The first block brings the embedding, the last one the final norm and the head. A tied head is not a parameter. Of
-    blocks that share their parameters only the first has any.
+    blocks that share their parameters only the first has any. Of a model with an adapter these are the adapter's A and
+    B, by PEFT's names without its prefix; `base_of` has the others.
     """
+    if config.adapter is not None:
+        yield from _adapter_shapes(config, config.adapter, blocks)
+        return
     blocks = range(config.layers) if blocks is None else blocks
     hidden, inter, dim = config.hidden_size, config.intermediate_size, config.head_size
     q_rows, kv_rows = config.heads * dim, config.kv_heads * dim
@@ -44,6 +50,19 @@ def parameter_shapes(config: ModelConfig, blocks: range | None = None) -> Iterat
         yield "model.norm.weight", (hidden,)
         if not config.tie_embeddings:
             yield "lm_head.weight", (config.vocab_size, hidden)
+
+
+def base_of(config: ModelConfig) -> ModelConfig:
+    """Return the model without its adapter."""
+    return msgspec.structs.replace(config, adapter=None)
+
+
+def _adapter_shapes(config: ModelConfig, adapter: AdapterConfig, blocks: range | None) -> Iterator[tuple[str, Shape]]:
+    for name, shape in parameter_shapes(base_of(config), blocks):
+        layer, _, kind = name.rpartition(".")
+        if kind == "weight" and layer.rpartition(".")[2] in adapter.targets:
+            yield f"{layer}.lora_A.weight", (adapter.rank, shape[1])
+            yield f"{layer}.lora_B.weight", (shape[0], adapter.rank)
 
 
 def parameter_count(config: ModelConfig, blocks: range | None = None) -> int:

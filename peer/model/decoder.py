@@ -9,7 +9,7 @@ model: the first holds the embedding, the last the head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
@@ -18,7 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
-from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
+from peer.config import AdapterConfig, AdapterTarget, DataConfig, InnerConfig, ModelConfig, RopeScaling
+from peer.footprint.parameters import base_of, parameter_shapes
 from peer.footprint.workload import Recompute
 from peer.ipc.span import Span
 from peer.model.head_loss import head_losses
@@ -59,6 +60,43 @@ class Linear(nn.Linear):
         """Do nothing: the flat vector brings the values, and random numbers on meta cost a second of imports."""
 
 
+class AdaptedLinear(Linear):
+    """A frozen linear layer with LoRA (arXiv 2106.09685) beside it."""
+
+    def __init__(self, columns: int, rows: int, bias: bool, adapter: AdapterConfig) -> None:
+        super().__init__(columns, rows, bias=bias)
+        self.lora_A = Linear(columns, adapter.rank, bias=False)
+        self.lora_B = Linear(adapter.rank, rows, bias=False)
+        self.scaling = adapter.scaling
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = _frozen(x, self.weight, self.bias) + self.lora_B(self.lora_A(x)) * self.scaling
+        return out
+
+
+def _frozen(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply with weights that may be held in fewer bits than x; autocast casts by itself."""
+    if weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        weight = weight.to(x.dtype)
+    return F.linear(x, weight, bias)
+
+
+class FrozenLinear(Linear):
+    """A linear layer of a base model without an adapter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _frozen(x, self.weight, self.bias)
+
+
+def linear(config: ModelConfig, name: AdapterTarget, columns: int, rows: int, bias: bool = False) -> Linear:
+    """Return the layer of a block that is called `name`, with an adapter if the model has one there."""
+    if config.adapter is None:
+        return Linear(columns, rows, bias=bias)
+    if name in config.adapter.targets:
+        return AdaptedLinear(columns, rows, bias, config.adapter)
+    return FrozenLinear(columns, rows, bias=bias)
+
+
 class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Do nothing, as in Linear."""
@@ -82,12 +120,12 @@ class Attention(nn.Module):
         self.head_size = config.head_size
         self.grouped = config.heads != config.kv_heads
         q_rows, kv_rows = config.heads * config.head_size, config.kv_heads * config.head_size
-        self.q_proj = Linear(config.hidden_size, q_rows, bias=config.attention_bias)
-        self.k_proj = Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
-        self.v_proj = Linear(config.hidden_size, kv_rows, bias=config.attention_bias)
+        self.q_proj = linear(config, "q_proj", config.hidden_size, q_rows, config.attention_bias)
+        self.k_proj = linear(config, "k_proj", config.hidden_size, kv_rows, config.attention_bias)
+        self.v_proj = linear(config, "v_proj", config.hidden_size, kv_rows, config.attention_bias)
         self.q_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
         self.k_norm = RMSNorm(config.head_size, config.norm_eps) if config.qk_norm else nn.Identity()
-        self.o_proj = Linear(q_rows, config.hidden_size, bias=config.output_bias)
+        self.o_proj = linear(config, "o_proj", q_rows, config.hidden_size, config.output_bias)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         batch, length, _ = x.shape
@@ -104,9 +142,9 @@ class Attention(nn.Module):
 class SwiGLU(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = linear(config, "gate_proj", config.hidden_size, config.intermediate_size)
+        self.up_proj = linear(config, "up_proj", config.hidden_size, config.intermediate_size)
+        self.down_proj = linear(config, "down_proj", config.intermediate_size, config.hidden_size)
 
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
@@ -134,12 +172,17 @@ class Decoder(nn.Module):
     takes token ids (B, T) int64, any other the hidden state (B, T, C). The last span returns logits (B, T, V), any
     other the hidden state. Raises ValueError for a part of a model with a tied head, which needs the embedding
     (`peer.model.layout.untie` makes a separate head), and for a span that splits blocks with shared parameters.
+
+    With `config.adapter` the parameters are the adapter's, and `base` holds those of the base model (of the span) by
+    name, frozen, in fp32 or bf16.
     """
 
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, config: ModelConfig, flat: Tensor, span: Span | None = None) -> None:
+    def __init__(
+        self, config: ModelConfig, flat: Tensor, span: Span | None = None, base: Mapping[str, Tensor] | None = None
+    ) -> None:
         super().__init__()
         span = Span.whole(config.layers) if span is None else span
         if span.of != config.layers:
@@ -162,6 +205,8 @@ class Decoder(nn.Module):
             untied = last and not config.tie_embeddings
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
         self.layout = FlatLayout.of(config, span)
+        if config.adapter is not None:
+            self._freeze(base or {}, span)
         self.bind(flat)
         cos, sin = rotary_table(config)
         self.register_buffer("cos", cos.to(flat.device), persistent=False)
@@ -170,9 +215,23 @@ class Decoder(nn.Module):
     def bind(self, flat: Tensor) -> None:
         """Make every parameter a view into `flat`."""
         for name, view in self.layout.views(flat).items():
-            owner, _, leaf = name.removeprefix("model.").rpartition(".")
-            setattr(self.get_submodule(owner), leaf, nn.Parameter(view))
+            self._set(name, nn.Parameter(view))
         self.flat = flat
+
+    def _freeze(self, base: Mapping[str, Tensor], span: Span) -> None:
+        """Take the parameters of a base model by name. Raises ValueError for one that is missing or of another
+        shape."""
+        for name, shape in parameter_shapes(base_of(self.config), span.blocks):
+            value = base.get(name)
+            if value is None or value.shape != shape:
+                found = "missing" if value is None else f"of shape {tuple(value.shape)}"
+                raise ValueError(f"the base's {name} is {found}, where the model needs {shape}")
+            wide = value.float() if value.dim() == 1 else value  # gains and biases: they are added to fp32
+            self._set(name, nn.Parameter(wide, requires_grad=False))
+
+    def _set(self, name: str, parameter: nn.Parameter) -> None:
+        owner, _, leaf = name.removeprefix("model.").rpartition(".")
+        setattr(self.get_submodule(owner), leaf, parameter)
 
     def point_to(self, flat: Tensor) -> None:
         """Let the parameters view `flat`, as long and on the same device as the vector that they are bound to."""
@@ -187,16 +246,17 @@ class Decoder(nn.Module):
             parameter.grad = views[name]
 
     def canonical_parameters(self) -> list[tuple[str, nn.Parameter]]:
-        """Return the parameters with their canonical names."""
+        """Return the parameters that are trained, with their canonical names."""
         return [
             (name if name.startswith("lm_head") else f"model.{name}", parameter)
             for name, parameter in self.named_parameters()
+            if parameter.requires_grad
         ]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the last span, of any other the hidden state (B, T, C)."""
         x = self.hidden(x)
-        return x if self.norm is None else F.linear(x, self.head)
+        return x if self.norm is None else _frozen(x, self.head)
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden state (B, T, C) after the last block of the span, of the last span normalized."""
@@ -205,6 +265,7 @@ class Decoder(nn.Module):
             raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len}): send fewer")
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
+            x = x if self.config.adapter is None else x.float()  # a base may be in bf16
         cos, sin = self.cos[:length], self.sin[:length]
         for block in self.layers.values():
             for _ in range(self.config.shared_blocks):

@@ -107,9 +107,9 @@ def untie(config: ModelConfig, flat: Tensor) -> tuple[ModelConfig, Tensor]:
 def init_flat(config: ModelConfig, seed: int, out: Tensor | None = None, span: Span | None = None) -> Tensor:
     """Return starting weights as one flat fp32 CPU vector: the same bits on every machine; a stage equals its slice.
 
-    Norm gains are 1, biases 0. Embeddings are uniform with standard deviation 0.02. Matrices have fan_in ** -0.5,
-    divided by sqrt(2 * layers) where they write to the residual stream. The distribution is uniform because a normal
-    sample goes through log and cos, whose last bits differ between CPUs.
+    Norm gains are 1, biases and an adapter's B 0. Embeddings are uniform with standard deviation 0.02. Matrices have
+    fan_in ** -0.5, divided by sqrt(2 * layers) where they write to the residual stream. The distribution is uniform
+    because a normal sample goes through log and cos, whose last bits differ between CPUs.
     """
     layout = FlatLayout.of(config, span)
     flat = torch.empty(layout.numel) if out is None else out
@@ -117,7 +117,12 @@ def init_flat(config: ModelConfig, seed: int, out: Tensor | None = None, span: S
         if view.dim() == 1:
             view.fill_(0.0 if name.endswith("bias") else 1.0)
             continue
-        if name.endswith("embed_tokens.weight"):
+        if name.endswith(".lora_B.weight"):
+            view.zero_()
+            continue
+        if name.endswith(".lora_A.weight"):
+            std = (3 * view.shape[1]) ** -0.5  # uniform within 1 / sqrt(fan_in), as PEFT draws it
+        elif name.endswith("embed_tokens.weight"):
             std = 0.02
         elif name.endswith(("o_proj.weight", "down_proj.weight")):
             std = (view.shape[1] * 2 * config.layers) ** -0.5

@@ -38,6 +38,7 @@ _SEED: Final = ("run", "seed")  # has 63 bits and its own check
 _REFUSED: Final[dict[tuple[str, ...], str]] = {
     ("data", "path"): "each peer names its own folder, with `peer join --data DIR`",
     ("data", "pages"): 'set source = "pages", and name the data set with `peer coordinate --data DIR`',
+    ("model", "adapter"): "whole models are trained; peft tunes one that was exported",
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
     ("run", "faults_tolerated"): 'leave it out; coordinator = "required" lets no number of members make two histories',
 }

@@ -136,7 +136,10 @@ def check_tokenizer_name(tokenizer: str) -> None:
 
 
 def check_model(model: ModelConfig, tokenizer: str) -> None:
-    """Raise ValueError, beginning with the field's name, unless the model has room for the tokenizer's ids."""
+    """Raise ValueError, beginning with the field's name, unless the model has room for the tokenizer's ids. No run
+    trains an adapter yet, and no server computes one."""
+    if model.adapter is not None:
+        raise ValueError("adapter is set, and only whole models are trained and served here: leave it out")
     if tokenizer in (AUTO_TOKENIZER, BYTES_TOKENIZER) and model.vocab_size < 256:
         raise ValueError(f"vocab_size is {model.vocab_size}: give the byte tokenizer at least 256")
 
