@@ -19,6 +19,7 @@ from cli.known_homes import KnownHome
 from cli.readings import print_state
 from cli.terminal.screen import table_screen
 from cli.views.plan import show_plan
+from cli.views.serving_plan import show_serving_plan
 from optim.config import CodecConfig, DilocoConfig
 from peer.config import DataConfig, InnerConfig
 from peer.footprint.cards import CARDS
@@ -26,6 +27,7 @@ from swarm.membership.vote_shares import InviteStatus, VoteShare
 from swarm.placement.costs import RunShape, cut
 from swarm.placement.machine_plan import Machine, plan_for
 from swarm.run.sections import PipelineConfig
+from swarm.serving.memory import plan_serving
 from swarm.status.judged import JudgedStatus
 from swarm.status.state import (
     BlockRow,
@@ -112,9 +114,19 @@ def plan() -> None:
     show_plan(plan_for(shape, machine, 1024, tokens=15e12))
 
 
+def plan_to_serve() -> None:
+    """Draw what `peer plan --serve` does of a model that many machines share."""
+    model = ModelConfig(
+        vocab_size=128_256, hidden_size=16_384, layers=126, heads=128, kv_heads=8, intermediate_size=53_248,
+        max_seq_len=131_072,
+    )  # fmt: skip
+    show_serving_plan(plan_serving(model, "bf16", "nf4", "cpu", 96e9))
+
+
 SCENES: dict[str, Callable[[], None]] = {
     "ls": homes,
     "plan": plan,
+    "plan --serve": plan_to_serve,
     "status": status(),
     "status of stages": status(stages=(STAGE, STAGE)),
     "status that waits": status(round=None, val_loss=None),
@@ -122,7 +134,7 @@ SCENES: dict[str, Callable[[], None]] = {
     "status of a served run": status(servers=(MEMBER,), served_round=123_456),
     "status of a served model": status(kind="model", name="meta-llama/Llama-3.1-405B-Instruct"),
 }
-DRAWN = {"cli/commands/ls.py", "cli/views/plan.py"}
+DRAWN = {"cli/commands/ls.py", "cli/views/plan.py", "cli/views/serving_plan.py"}
 
 
 def test_every_table_is_looked_at() -> None:
