@@ -21,7 +21,7 @@ from cli.terminal.screen import table_screen
 from cli.views.plan import show_plan
 from cli.views.serving_plan import show_serving_plan
 from optim.config import CodecConfig, DilocoConfig
-from peer.config import DataConfig, InnerConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.footprint.cards import CARDS
 from swarm.membership.vote_shares import InviteStatus, VoteShare
 from swarm.placement.costs import RunShape, cut
