@@ -21,11 +21,11 @@ from msgspec.structs import replace
 from optim.config import CodecConfig, DilocoConfig
 from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.footprint.cards import CARDS
+from swarm.parts.weights import EvenWeights
 from swarm.placement.costs import RunShape, cut
 from swarm.placement.machine_plan import Machine, plan_for
 from swarm.run.sections import PipelineConfig
 from swarm.serving.memory import FREE_SHARE, GPU_SHARE, blocks_that_fit
-from swarm.serving.weights import EvenWeights
 
 PAGE: Final = Path(__file__).resolve().parents[1] / "README.md"
 HEAD: Final = "| your machine | trains a whole | in stages, with others like it | serves of Llama 3.1 8B |"

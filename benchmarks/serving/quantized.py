@@ -38,8 +38,8 @@ from peer.inference.engine import Engine
 from peer.ipc.span import Span
 from peer.model.parameter_files import ParameterFiles
 from peer.model.quantize import STORED_TYPES
+from swarm.parts.weights import part_bytes
 from swarm.serving.create_model import create_model, prepare_model
-from swarm.serving.weights import part_bytes
 from tests.peer.inference.quantized_reference import quantized_copy
 
 FORMS: Final[dict[str, tuple[HiddenType, Quantization | None]]] = {

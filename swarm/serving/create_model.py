@@ -11,7 +11,7 @@ import msgspec
 import trio
 from blake3 import blake3
 
-from peer.checkpoint.hash_tree import StateTree, hash_state
+from peer.checkpoint.hash_tree import StateTree
 from peer.config import HiddenType, ModelConfig, Quantization
 from peer.data.tokenizer import load_tokenizer
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
@@ -21,19 +21,18 @@ from peer.files import read_bounded
 from peer.footprint.parameters import Shape
 from peer.footprint.stored import is_quantized, stored_bytes
 from peer.identity import Identity, Signed
-from peer.loading import loading
 from peer.model.hub_config import CONFIG_BYTES_MAX, chosen_quantization, read_served_config, saved_quantization
 from peer.model.layout import FlatLayout
-from peer.model.parameter_files import ParameterFiles, check_finite
+from peer.model.parameter_files import ParameterFiles
 from peer.model.parameter_names import HEAD
 from peer.model.quantize import CODES
 from peer.model.text_rules import TextRules, read_text_rules
 from peer.model.weight_files import conversion, missing_parameter, weight_files
+from swarm.parts.hashing import hash_parts
+from swarm.parts.weights import EvenWeights
 from swarm.run.features import model_features, weight_features
 from swarm.run.manifest import PROTOCOL_VERSION, BlockRange, ServedModelManifest, fit_templates, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
-from swarm.serving.parts import part_tensors, quantize_part
-from swarm.serving.weights import EvenWeights, part_bytes, part_spans
 
 _TOKENIZER: Final = "tokenizer.json"
 _OTHER_TOKENIZERS: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
@@ -53,7 +52,7 @@ class CreatedModel:
 
 @dataclass(frozen=True)
 class PreparedModel:
-    """A checkpoint whose small files and headers do: all but its values. It is a `swarm.serving.weights.Weights`."""
+    """A checkpoint whose small files and headers do: all but its values. It is a `swarm.parts.weights.Weights`."""
 
     name: str
     is_open: bool
@@ -111,7 +110,7 @@ def prepare_model(
 
 async def create_model(home: Path, prepared: PreparedModel, identity: Identity, events: EventLog) -> CreatedModel:
     """Read and hash all values of a checkpoint, sign its manifest and keep it under `home`. Raises CheckpointError."""
-    trees = await _hash(home, prepared, events)
+    trees = await hash_parts(prepared.folder, prepared.files, prepared, home / "weights", events)
     model = prepared.model
     manifest = ServedModelManifest(
         protocol=PROTOCOL_VERSION,
@@ -133,27 +132,6 @@ async def create_model(home: Path, prepared: PreparedModel, identity: Identity, 
     signed = sign_manifest(identity, manifest)
     await trio.to_thread.run_sync(save_run_files, home, signed, prepared.tokenizer)
     return CreatedModel(signed, manifest, prepared.tokenizer, trees)
-
-
-async def _hash(home: Path, prepared: PreparedModel, events: EventLog) -> tuple[StateTree, ...]:
-    """Return the hashes of each part, whose values must be finite. Each is read once. Those of a quantized model are
-    made, and kept under `home`."""
-    spans, weights = part_spans(prepared), home / "weights"
-    if prepared.quantization is not None:
-        weights.mkdir(exist_ok=True)
-
-    def hash_part(number: int) -> StateTree:
-        files, span = prepared.files, spans[number]
-        if prepared.quantization is not None:
-            quantize_part(files, prepared, number, weights)
-            files = ParameterFiles([weights])
-        else:
-            for name in FlatLayout.of(prepared.model, span).slots:
-                check_finite(prepared.folder, name, files.tensor(name))
-        return hash_state(part_tensors(files, prepared, span), read.add)
-
-    with loading(events.emit, "read", sum(part_bytes(prepared, span) for span in spans)) as read:
-        return tuple([await trio.to_thread.run_sync(hash_part, number) for number in range(len(spans))])
 
 
 def _check_names(folder: Path, files: ParameterFiles, config: ModelConfig) -> None:

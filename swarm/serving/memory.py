@@ -14,7 +14,7 @@ from peer.ipc.block_messages import HIDDEN_BYTES, PAGE_TOKENS
 from peer.ipc.span import Span
 from peer.machine import free_memory_bytes
 from peer.model.parameter_names import EMBEDDING, HEAD
-from swarm.serving.weights import EvenWeights, Weights, part_bytes, part_spans
+from swarm.parts.weights import EvenWeights, Weights, part_bytes, part_spans
 
 FREE_SHARE: Final = 0.6
 """Of the machine's free memory, where other programs run too."""

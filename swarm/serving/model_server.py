@@ -24,16 +24,16 @@ from swarm.inference.record import SERVERS, ServerRecord, servers_key
 from swarm.membership.living import note_living
 from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer
+from swarm.parts.part_files import PartStore, fetch_part, missing_parts, part_path, quantize_part
+from swarm.parts.weights import part_bytes, part_spans, parts_of
 from swarm.run.home import Home
 from swarm.run.manifest import AnyManifest, ServedModelManifest
 from swarm.serving.config import ServeConfig
 from swarm.serving.description import ServerDescription
 from swarm.serving.memory import blocks_that_fit, check_room, pages_that_fit
-from swarm.serving.parts import PartStore, fetch_part, missing_parts, part_path, quantize_part
 from swarm.serving.placement import LOOK_S, PlacementView, better_blocks, choose_blocks
 from swarm.serving.server import BlockServer
 from swarm.serving.server_events import arriving, tell_load
-from swarm.serving.weights import part_bytes, part_spans, parts_of
 
 LEAVE_S: Final = 5.0
 """The time that clients get to replace a server that leaves."""

@@ -33,6 +33,7 @@ from swarm.client.session import RunClient
 from swarm.inference.record import COMMITS_MAX, SERVERS, ServerRecord, check_commits, servers_key
 from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer
+from swarm.parts.weights import EvenWeights, part_bytes
 from swarm.run.bootstrap import ManifestT
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
@@ -46,7 +47,6 @@ from swarm.serving.placement import PlacementView, better_blocks, choose_blocks
 from swarm.serving.run_commits import CommitFiles, RunCommit, last_commit, served_type
 from swarm.serving.server import BlockServer
 from swarm.serving.server_events import tell_load
-from swarm.serving.weights import EvenWeights, part_bytes
 
 LOOK_S: Final = 2.0
 IDLE_S: Final = 5.0

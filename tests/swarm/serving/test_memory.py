@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from swarm.parts.weights import EvenWeights
 from swarm.serving.memory import GPU_SHARE, blocks_that_fit, given_memory, memory_for
-from swarm.serving.weights import EvenWeights
 from tools import what_fits
 
 

@@ -11,13 +11,13 @@ from safetensors.torch import load_file
 from peer.config import Quantization
 from peer.errors import ConfigError
 from peer.identity import Identity
+from swarm.parts.weights import part_bytes, part_spans
 from swarm.run.features import QUANTIZED
 from swarm.run.home import Home
 from swarm.run.manifest import open_served_manifest
 from swarm.run.manifest_transfer import load_run_files
 from swarm.serving.create_model import PreparedModel
 from swarm.serving.peer import ServeConfig, _reopen_or_prepare
-from swarm.serving.weights import part_bytes, part_spans
 from tests.peer.inference.quantized_reference import quantized_copy, save_quantized
 from tests.swarm.gateway.served_model import write_checkpoint
 from tests.swarm.serving import both_readers

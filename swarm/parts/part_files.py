@@ -1,4 +1,4 @@
-"""The weights of a served model, in parts: one a block, so that a server fetches only what it computes.
+"""The weights of a model in parts: one a block, so that a peer fetches only what it computes.
 
 A part is the parameters of its blocks in canonical order, in the type of the checkpoint or quantized
 (`peer.footprint.stored`); the first has the embedding, the last one the final norm and the head. The manifest has the
@@ -29,8 +29,7 @@ from peer.model.parameter_files import ParameterFiles
 from peer.model.quantize import STORED_TYPES, stored_values
 from peer.net.host import Host
 from peer.net.rpc import Buffer, Call, Rpc
-from swarm.run.manifest import ServedModelManifest
-from swarm.serving.weights import Weights, part_bytes, part_spans
+from swarm.parts.weights import HashedWeights, Weights, part_bytes, part_spans
 from swarm.state.chunk_fetch import ChunkFetch
 from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
 from swarm.state.partial_file import PartFile
@@ -60,7 +59,7 @@ def part_tensors(files: ParameterFiles, weights: Weights, span: Span) -> list[Te
 class PartStore:
     """The parts that this peer serves to others, mapped from its files."""
 
-    def __init__(self, manifest: ServedModelManifest, limits: SnapshotLimits | None = None) -> None:
+    def __init__(self, manifest: HashedWeights, limits: SnapshotLimits | None = None) -> None:
         self._manifest = manifest
         self._parts: dict[bytes, tuple[StateTree, StateBytes]] = {}
         self._slots = UploadSlots(limits or SnapshotLimits())
@@ -122,7 +121,7 @@ def part_path(folder: Path, number: int) -> Path:
 async def fetch_part(
     host: Host,
     donors: Callable[[], Iterable[str]],
-    manifest: ServedModelManifest,
+    manifest: HashedWeights,
     number: int,
     folder: Path,
     events: EventLog,
@@ -195,6 +194,6 @@ def _unwritable(target: Path, error: OSError) -> ResourceError:
     return ResourceError(f"{target} cannot be written ({error.strerror}): free space, or choose another --home")
 
 
-def missing_parts(store: PartStore, manifest: ServedModelManifest, numbers: Sequence[int]) -> list[int]:
+def missing_parts(store: PartStore, manifest: HashedWeights, numbers: Sequence[int]) -> list[int]:
     """Return those of the parts that are not on the store."""
     return [number for number in numbers if manifest.checkpoint[number] not in store.roots]

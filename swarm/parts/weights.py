@@ -29,6 +29,14 @@ class Weights(Protocol):
         """The blocks of each part."""
 
 
+class HashedWeights(Weights, Protocol):
+    """The same with the hash of each part, as a manifest has them."""
+
+    @property
+    def checkpoint(self) -> tuple[bytes, ...]:
+        """The state hash of each part (`peer.checkpoint.hash_tree`)."""
+
+
 def part_spans(weights: Weights) -> list[Span]:
     """Return the blocks of each part."""
     return [Span(first, end, weights.model.layers) for first, end in weights.cuts]
