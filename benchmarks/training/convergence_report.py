@@ -136,7 +136,8 @@ def sentence(figures: dict[str, Any]) -> str:
     same, best = gap(row, cells[DATA_PARALLEL]), gap(cells[AT_BEST], cells[TUNED])
     return (
         "| bytes that a worker sends, against fp32 data parallel: rounds of 30 inner steps of Muon at two bits |"
-        f" {saves(row):.0f} times fewer; held-out loss {same} at the same rate, {best} at the best (seeds: {len(row)}) |"
+        f" {saves(row):.0f} times fewer; held-out loss {same} at the same rate, {best} at the best"
+        f" (seeds: {len(row)}) |"
     )
 
 
