@@ -1,10 +1,10 @@
-"""A served model in fp32, bf16, int8 and nf4: bytes, memory, tokens a second and logits.
+"""A served model in fp32, bf16, int8 and nf4: bytes, tokens a second and logits.
 
     python benchmarks/serving/quantized.py [--sizes 10M 100M 1B] [--device cuda] [--json [FILE]]
 
 Each form is a process of one thread. It founds a served model of a random Llama, loads it as a server does, and
-generates. "fetched" is what a server of the whole model receives; "memory" what the loaded weights added to the
-process. int8 and nf4 stand beside `transformers` with bitsandbytes' own linear layers, in turn with the engine. The
+generates. "bytes" is what a server of the whole model fetches, and then holds.
+int8 and nf4 stand beside `transformers` with bitsandbytes' own linear layers, in turn with the engine. The
 limit reads the stored blocks and the head once, at the rate of memory measured with one thread. "from fp32" and "from
 them" (`transformers`) are distances of the logits behind a prompt, relative to their norm.
 """
@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 from typing import Any, Final, cast
 
-import psutil
 import torch
 import trio
 
@@ -52,7 +51,7 @@ FORMS: Final[dict[str, tuple[HiddenType, Quantization | None]]] = {
 }
 BATCHES: Final = (1, 4)
 COLUMNS: Final = [
-    "model", "form", "fetched", "memory", "logits from fp32", "from `transformers`",
+    "model", "form", "bytes", "logits from fp32", "from `transformers`",
     *(f"tokens/s, batch {batch}: ours / `transformers` (of the limit)" for batch in BATCHES),
 ]  # fmt: skip
 CONTEXT: Final = 128
@@ -75,13 +74,11 @@ def measure(size: str, form: str, device: str) -> dict[str, Any]:
         span = Span.whole(prepared.model.layers)
         files = ParameterFiles([folder if quantization is None else home / "weights"])
         stored = {t.name: t for t in stored_tensors(prepared.model, span.blocks, dtype, quantization)}
-        before = _used(device)
 
         def source(name: str) -> torch.Tensor:
             return files.tensor(name).to(STORED_TYPES[stored[name].type], copy=True)
 
         blocks = SpanBlocks(prepared.model, span, source, torch.device(device), quantization=quantization)
-        held = _used(device) - before
     theirs = reference if quantization is None else quantized_copy(reference, quantization)
     theirs = theirs.to(STORED_TYPES["BF16" if dtype == "bf16" else "F32"]).to(device)
     engine, rows = Engine(blocks, pages=4000), []
@@ -103,16 +100,10 @@ def measure(size: str, form: str, device: str) -> dict[str, Any]:
     return {
         "form": form,
         "fetched_bytes": part_bytes(prepared, span),
-        "memory_bytes": held,
         "logits": _logits(engine),
         "theirs": theirs(torch.tensor([prompt_of(1, 300)], device=device)).logits[0, -1].float().tolist(),
         "rows": rows,
     }
-
-
-def _used(device: str) -> int:
-    """Return the bytes that this process holds on the device."""
-    return psutil.Process().memory_full_info().uss if device == "cpu" else torch.cuda.memory_allocated()
 
 
 def _logits(engine: Engine) -> list[float]:
@@ -146,24 +137,22 @@ def compare(size: str, device: str) -> list[dict[str, Any]]:
 
 def _told(row: dict[str, Any]) -> list[str]:
     """Return a row of RESULTS.md."""
-    sizes = [f"{row[name] / 1e6:.1f} MB" for name in ("fetched_bytes", "memory_bytes")]
+    size = f"{row['fetched_bytes'] / 1e6:.1f} MB"
     apart = [f"{row[name]:.1e}" if row[name] else "0" for name in ("from_fp32", "from_theirs")]
     speeds = [f"{each['tokens_s']} / {each['rival_s']} ({each['of_limit']:.0%})" for each in row["rows"]]
-    return [row["size"], row["form"], *sizes, *apart, *speeds]
+    return [row["size"], row["form"], size, *apart, *speeds]
 
 
 def show(found: list[dict[str, Any]]) -> None:
     """Print the table."""
     batches = "".join(f"{f'batch {batch}':>16}" for batch in BATCHES)
     print("Tokens a second of one thread, and of `transformers` (int8 and nf4: with bitsandbytes' linear layers).")
-    print(f"{'':<14}{'fetched':>9}{'memory':>10}{'from fp32':>11}{'from them':>10}{batches}   of the limit")
+    print(f"{'':<14}{'bytes':>9}{'from fp32':>11}{'from them':>10}{batches}   of the limit")
     for row in found:
         speeds = "".join(f"{r['tokens_s']:>9.1f} /{r['rival_s']:>5.1f}" for r in row["rows"])
         shares = " ".join(f"{r['of_limit']:.2f}" for r in row["rows"])
-        size, held = (f"{row[name] / 1e6:.1f} MB" for name in ("fetched_bytes", "memory_bytes"))
-        print(
-            f"{row['form']:<14}{size:>9}{held:>10}{row['from_fp32']:11.4f}{row['from_theirs']:10.4f}{speeds}   {shares}"
-        )
+        size = f"{row['fetched_bytes'] / 1e6:.1f} MB"
+        print(f"{row['form']:<14}{size:>9}{row['from_fp32']:11.4f}{row['from_theirs']:10.4f}{speeds}   {shares}")
 
 
 def main() -> None:
