@@ -22,7 +22,7 @@ from peer.footprint.parameters import Shape, parameter_shapes
 StoredType = Literal["F32", "BF16", "I8", "U8"]
 """As safetensors names them."""
 NF4_BLOCK: Final = 64
-FLOATS: Final[dict[HiddenType, StoredType]] = {"fp32": "F32", "bf16": "BF16"}
+_FLOATS: Final[dict[HiddenType, StoredType]] = {"fp32": "F32", "bf16": "BF16"}
 _BYTES: Final[dict[StoredType, int]] = {"F32": 4, "BF16": 2, "I8": 1, "U8": 1}
 _SCALES: Final[dict[Quantization, str]] = {"int8": ".SCB", "nf4": ".weight.absmax"}  # bitsandbytes' names
 
@@ -48,7 +48,7 @@ def stored_tensors(
     quantized so."""
     for name, shape in parameter_shapes(model, blocks):
         if quantization is None or not is_quantized(name, shape):
-            yield StoredTensor(name, FLOATS[dtype], shape, name)
+            yield StoredTensor(name, _FLOATS[dtype], shape, name)
         elif quantization == "int8":
             yield StoredTensor(name, "I8", shape, name)
             yield StoredTensor(scales_name(name, quantization), "F32", shape[:1], name)

@@ -35,6 +35,8 @@ class _Block:
     """The parameters of one block, those that are multiplied with the same input in one matrix. Where a norm's gain is
     None, the matrix after it has it, times sqrt(C)."""
 
+    dtype: torch.dtype
+    """Of its hidden states."""
     attention_norm: Tensor | None
     qkv: Matrix
     qkv_bias: Tensor | None
@@ -56,9 +58,11 @@ class _Block:
             return load_matrix(source, [f"{name}.weight" for name in names], columns, quantization)
 
         gate_up = matrix(mlp + "gate_proj", mlp + "up_proj")
-        attention_norm, qkv = _folded(source(at + "input_layernorm.weight"), matrix(*joined))
+        gain = source(at + "input_layernorm.weight")
+        attention_norm, qkv = _folded(gain, matrix(*joined))
         mlp_norm, gate_up = _folded(source(at + "post_attention_layernorm.weight"), gate_up)
         return cls(
+            dtype=gain.dtype,
             attention_norm=attention_norm,
             qkv=qkv,
             qkv_bias=torch.cat([source(f"{name}.bias") for name in joined]) if config.attention_bias else None,
@@ -113,8 +117,7 @@ class SpanBlocks:
             return source(name).to(device)
 
         self._blocks = [_Block.load(config, index, placed, quantization) for index in span.blocks]
-        any_gain = f"model.layers.{span.first - span.first % config.shared_blocks}.input_layernorm.weight"
-        self.dtype = source(any_gain).dtype
+        self.dtype = self._blocks[0].dtype
         """The type of hidden states."""
         embedding = "model.embed_tokens.weight"
         self._embedding = placed(embedding) if span.is_first else None

@@ -87,10 +87,15 @@ class Nf4Matrix:
 
 def load_matrix(source: TensorSource, names: Sequence[str], columns: int, quantization: Quantization | None) -> Matrix:
     """Return parameters of `columns` each, one below the other, as one matrix."""
-    stored = torch.cat([source(name) for name in names])
+    stored = _joined([source(name) for name in names])
     if quantization is None:
         return PlainMatrix(stored)
-    scales = torch.cat([source(scales_name(name, quantization)) for name in names])
+    scales = _joined([source(scales_name(name, quantization)) for name in names])
     if quantization == "int8":
         return Int8Matrix(stored, scales)
     return Nf4Matrix(stored, scales, (2 * stored.numel() // columns, columns))
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors one below the other; a single one as it is, which takes no second copy of it."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))

@@ -21,6 +21,7 @@ from peer.errors import CheckpointError, ResourceError
 from peer.files import read_bounded, set_usual_mode
 from peer.footprint.parameters import base_of, parameter_shapes
 from peer.model.layout import FlatLayout
+from peer.model.parameter_names import shown
 from peer.model.weight_files import check_header, unreadable
 
 CONFIG: Final = "adapter_config.json"
@@ -70,9 +71,10 @@ def export_adapter(folder: Path, model: ModelConfig, flat: Tensor, base: str) ->
         os.replace(unfinished, folder / WEIGHTS)
         (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
+        raise ResourceError(f"cannot write the adapter to {folder} ({error}): free space or choose another") from error
+    finally:
         with suppress(OSError):
             unfinished.unlink()
-        raise ResourceError(f"cannot write the adapter to {folder} ({error}): free space or choose another") from error
 
 
 def load_adapter(folder: Path, base: ModelConfig) -> tuple[ModelConfig, Tensor]:
@@ -94,7 +96,7 @@ def load_adapter(folder: Path, base: ModelConfig) -> tuple[ModelConfig, Tensor]:
     except (OSError, SafetensorError) as error:
         raise unreadable(path, error) from error
     if held:
-        raise CheckpointError(f"{path} holds {min(held)[:100]}, which its {CONFIG} does not describe: export it again")
+        raise CheckpointError(f"{path} holds {shown(min(held))}, which its {CONFIG} does not describe: export it again")
     if not bool(torch.isfinite(flat).all()):
         raise CheckpointError(f"{path} holds NaN or infinity: take an earlier adapter")
     return model, flat
@@ -132,7 +134,7 @@ def _read_config(path: Path) -> AdapterConfig:
     unknown = sorted(set(wanted) - set(TARGETS))
     if unknown:
         raise CheckpointError(
-            f"{path} has target_modules {', '.join(unknown)[:100]}: take an adapter of {', '.join(TARGETS)}"
+            f"{path} has target_modules {shown(', '.join(unknown))}: take an adapter of {', '.join(TARGETS)}"
         )
     targets = tuple(name for name in TARGETS if name in wanted)
     try:

@@ -22,6 +22,7 @@ from peer.errors import CheckpointError, ConfigError
 from peer.footprint.parameters import Shape, parameter_shapes
 from peer.footprint.stored import NF4_BLOCK, StoredTensor, StoredType, scales_name, stored_tensors
 from peer.model.parameter_files import ParameterFiles
+from peer.plain_text import plain
 
 STORED_TYPES: Final[dict[StoredType, torch.dtype]] = {
     "F32": torch.float32,
@@ -111,8 +112,9 @@ def _saved_nf4(files: ParameterFiles, name: str, shape: Shape, codes: Tensor) ->
     state = _state(files, name)
     if (state.quant_type, state.blocksize) != ("nf4", NF4_BLOCK) or state.shape != shape:
         raise CheckpointError(
-            f"{name} is quantized as {state.quant_type[:8]} in blocks of {state.blocksize}, of shape {state.shape}:"
-            f" take a checkpoint in nf4 with blocks of {NF4_BLOCK} (bnb_4bit_quant_type), or one that is not quantized"
+            f"{name} is quantized as {plain(state.quant_type, 8)} in blocks of {state.blocksize}, of shape"
+            f" {state.shape}: take a checkpoint in nf4 with blocks of {NF4_BLOCK}, or one that is not"
+            " quantized"
         )
     size = math.prod(shape)
     _fit(name, codes, (size // 2, 1))

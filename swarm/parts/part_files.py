@@ -183,11 +183,10 @@ def _write(target: Path, pieces: Iterable[Buffer]) -> None:
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(target)
-    except BaseException as error:
-        unfinished.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise _unwritable(target, error) from error
-        raise
+    except OSError as error:
+        raise _unwritable(target, error) from error
+    finally:
+        unfinished.unlink(missing_ok=True)  # also where a piece could not be made
 
 
 def _unwritable(target: Path, error: OSError) -> ResourceError:

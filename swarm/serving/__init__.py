@@ -1,1 +1,1 @@
-"""A peer that serves blocks of a model: its weights in parts, its choice of blocks, and others' sessions."""
+"""A peer that serves blocks of a model: its choice of blocks, and others' sessions."""

@@ -110,11 +110,14 @@ class ModelServer:
     # -- weights -------------------------------------------------------------------------------------------------------
 
     @property
+    def _checkpoint(self) -> Path | None:
+        """The folder that has the parts as they are. Those of a quantized model are never in one, but made of it."""
+        return self._config.folder if self._manifest.quantization is None else None
+
+    @property
     def _folders(self) -> list[Path]:
-        """Where the parts are. Those of a quantized model are never in a checkpoint, but made of it."""
-        plain = self._config.folder is not None and self._manifest.quantization is None
-        own = [self._config.folder] if plain else []
-        return [*own, self._home.path / "weights"]  # type: ignore[list-item]
+        own = [] if self._checkpoint is None else [self._checkpoint]
+        return [*own, self._home.path / "weights"]
 
     async def _fetch(self, span: Span) -> None:
         """Have the weights of a span on disk, checked. Raises NetworkError, ResourceError, CheckpointError."""
@@ -150,7 +153,7 @@ class ModelServer:
             checkpoint = await trio.to_thread.run_sync(ParameterFiles, [folder])
             for number in (number for number in wanted if not self._path(number).exists()):
                 await trio.to_thread.run_sync(quantize_part, checkpoint, manifest, number, self._home.path / "weights")
-        plain = folder is not None and manifest.quantization is None
+        plain = self._checkpoint is not None
         numbers = [
             number
             for number in (wanted if folder is None else range(len(manifest.cuts)))
