@@ -137,6 +137,14 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
         return self.alpha / self.rank
 
 
+class StorageConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of weights that stay as they are: their type, and that of the matrices inside of the blocks where they
+    are quantized (`peer.footprint.stored`)."""
+
+    dtype: HiddenType = "bf16"
+    quantization: Quantization | None = None
+
+
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A decoder of the Llama family."""
 

@@ -14,14 +14,14 @@ import click
 import trio
 from click.core import ParameterSource
 
-from cli.combinations import refuse_others
+from cli.combinations import refuse_others, refuse_without
 from cli.homes import choices_in, coordinator_home, encoded, last_port, on_the_port_of, taken_over
 from cli.known_homes import note_home
 from cli.options import home_option, reach_options, tied_option
 from cli.progress.event_feed import EventFeed
 from cli.progress.progress import Progress
 from cli.run import run_until_stopped
-from cli.templates import template, with_settings
+from cli.templates import template, tuning_template, with_settings
 from cli.terminal.lines import say, say_json
 from cli.terminal.passphrase import ask_passphrase
 from cli.tracking import track_option, tracked
@@ -33,6 +33,7 @@ from peer.figures import quoted
 from peer.net.reach import Reach
 from swarm.run.config import RunConfig, read_run_config
 from swarm.run.home import Home
+from swarm.run.hub_models import is_hub_id
 from swarm.run.sections import check_name, schedule_caution
 from swarm.web.webhook import check_url
 
@@ -45,6 +46,11 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("run_toml", required=False, type=click.Path(path_type=Path), metavar="[RUN.toml]")
 @click.option("--init", is_flag=True, help="Write a commented template, with a run of the file's name, and stop.")
+@click.option(
+    "--tune",
+    metavar="BASE",
+    help="With --init: a template that tunes an adapter of this checkpoint, a folder or an id OWNER/NAME of the Hub.",
+)
 @home_option("Key, initial weights and state of the run: keep it.  [default: ~/.barnraise/coordinator-NAME]")
 @click.option(
     "--ban",
@@ -108,6 +114,7 @@ def coordinate(
     context: click.Context,
     run_toml: Path | None,
     init: bool,
+    tune: str | None,
     home: Path | None,
     banned: tuple[str, ...],
     kept: tuple[str, ...],
@@ -130,9 +137,10 @@ def coordinate(
     given.
     """
     if init:
-        refuse_others("--init", "init", "run_toml")
-        _write_template(run_toml or Path("RUN.toml"))
+        refuse_others("--init", "init", "tune", "run_toml")
+        _write_template(run_toml or Path("RUN.toml"), tune)
         return
+    refuse_without("--init", init, "tune")
     if make_successor is not None:
         refuse_others("--make-successor", "make_successor", "home")
         _make_successor(home or coordinator_home(), make_successor)
@@ -219,19 +227,30 @@ def _opened(path: Path, run_toml: Path | None, bootstrap: tuple[str, ...]) -> Su
     return open_successor(path, ask_passphrase(str(path)), bootstrap)
 
 
-def _write_template(path: Path) -> None:
+def _write_template(path: Path, tune: str | None) -> None:
+    text = template() if tune is None else tuning_template(_checkpoint(tune))
     try:
         check_name(path.stem)
     except ValueError as error:
         raise ConfigError(f"{path!s} would name the run, too: name a file of 1 to 64 printable letters") from error
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(with_settings(template(), "run", {"name": path.stem}))
+            file.write(with_settings(text, "run", {"name": path.stem}))
     except FileExistsError as error:
         raise ConfigError(f"{path} exists already: name another file, or delete it first") from error
     except OSError as error:
         raise ConfigError(f"cannot write {path} ({error.strerror}): name a file in another folder") from error
-    say(f"Wrote {path}. Edit it, then: peer coordinate {quoted(path)}")
+    data = "" if tune is None else " --data DIR"
+    say(f"Wrote {path}. Edit it, then: peer coordinate {quoted(path)}{data}")
+
+
+def _checkpoint(name: str) -> str:
+    """Return how RUN.toml names a checkpoint: its id, or the whole path of its folder. Raises ConfigError."""
+    if os.path.isdir(name):
+        return os.path.abspath(name)
+    if not is_hub_id(name):
+        raise ConfigError(f"{name} is no folder: name that of a checkpoint, or its id on the Hub as OWNER/NAME")
+    return name
 
 
 _REACH: Final = {

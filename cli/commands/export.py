@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
-from cli.combinations import check_one_source
+from cli.combinations import check_one_source, refuse_without
 from cli.options import invite_argument, read_invite
 from cli.progress.event_tail import EventTail
 from cli.run import run_until_stopped
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from peer.data.pages.index import PageIndex
+    from peer.model.frozen_weights import FrozenWeights
     from swarm.client.download import Download
     from swarm.client.model_card import TrainedFacts
     from swarm.run.manifest import Manifest
@@ -61,6 +62,14 @@ APART_MAX: Final = 1  # rounds; stages commit one after the other
     type=click.Choice(["fp32", "bf16", "fp16"]),
     help="The type of the weights (default: that of the checkpoint which the run started from, else fp32).",
 )
+@click.option(
+    "--merge", is_flag=True, help="Of a run that tunes an adapter: write the whole model, its base with the adapter."
+)
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="With --merge: the folder of the base's checkpoint.  [default: a peer's --home, else fetch it]",
+)
 @click.option("--force", is_flag=True, help="Replace another model in --out.")
 @click.option("--push", metavar="ORG/NAME", help="Upload the export to this model of the Hugging Face Hub.")
 @click.option("--public", is_flag=True, help="Make a model that --push creates readable by all users.")
@@ -69,6 +78,8 @@ def export(
     homes: tuple[Path, ...],
     out: Path,
     dtype: WeightType | None,
+    merge: bool,
+    base: Path | None,
     force: bool,
     push: str | None,
     public: bool,
@@ -78,6 +89,8 @@ def export(
 
     From --home: the newest intact checkpoint there, without network. From INVITE: the state that most members hold,
     fetched from several of them. A peer of a pipeline holds one stage of the model: give --home once for each stage.
+
+    Of a run that tunes a checkpoint it writes the adapter as PEFT's two files; with --merge the whole model.
     """
     check_one_source("source", "invite", "homes")
     if public and push is None:
@@ -86,7 +99,8 @@ def export(
         from swarm.client.hub_upload import check_push
 
         check_push(push)
-    into = Target(out, dtype, force, push)
+    refuse_without("--merge", merge, "base")
+    into = Target(out, dtype, force, push, merge, base)
     if homes:
         message = _from_homes(homes, into)
     else:
@@ -109,6 +123,10 @@ class Target:
     force: bool
     name: str | None = None
     """The id on the Hub, if it is pushed."""
+    merge: bool = False
+    """Whether an adapter is written as the whole model that it makes of its base."""
+    base: Path | None = None
+    """The folder of that base; None to look for it."""
 
     def check(self, run_id: str) -> None:
         """Raise ConfigError if the folder holds what an export of that run would spoil."""
@@ -125,24 +143,50 @@ class Target:
                 " in it with --force"
             )
 
-    def write(self, manifest: Manifest, tokenizer: bytes, theta: Tensor, facts: TrainedFacts) -> None:
-        """Write the model `theta` (flat fp32, shape (P,)), the run's tokenizer.json and the model card.
+    def check_form(self, manifest: Manifest) -> None:
+        """Raise ConfigError for a form that the run's model does not have."""
+        if self.merge and manifest.base is None:
+            raise ConfigError("this run trains a whole model, so there is no adapter to merge: leave --merge out")
+        if self.dtype is not None and manifest.base is not None and not self.merge:
+            raise ConfigError("an adapter is written in fp32: leave --dtype out, or add --merge for the whole model")
+
+    def write(
+        self,
+        manifest: Manifest,
+        tokenizer: bytes,
+        theta: Tensor,
+        facts: TrainedFacts,
+        base: FrozenWeights | None = None,
+    ) -> None:
+        """Write the model `theta` (flat fp32, shape (P,)), the run's tokenizer.json and the model card. With `base` an
+        adapter is merged into it.
 
         Raises ResourceError if the folder cannot be written, ConfigError if fp16 cannot hold the weights.
         """
         from peer.data.tokenizer import ByteTokenizer, read_tokenizer
-        from peer.model.huggingface import export_pretrained
+        from peer.footprint.parameters import base_of
+        from peer.model.adapter_files import export_adapter, merged, remove_adapter
+        from peer.model.huggingface import WEIGHT_TYPES, export_pretrained, export_weights, remove_weights
         from swarm.client.model_card import CARD, model_card
         from swarm.run.sections import BYTES_TOKENIZER
 
         own = ByteTokenizer() if manifest.tokenizer == BYTES_TOKENIZER else read_tokenizer(tokenizer)
         dtype = self.dtype or manifest.export_dtype
-        export_pretrained(self.out, manifest.model, theta, own, manifest.text, dtype)
+        model, text = manifest.model, manifest.text
+        if manifest.base is None:
+            export_pretrained(self.out, model, theta, own, text, dtype)
+        elif base is None:
+            remove_weights(self.out)
+            export_adapter(self.out, model, theta, manifest.base_model or str(self.base or ""))
+            own.save(self.out)
+        else:
+            remove_adapter(self.out)
+            export_weights(self.out, base_of(model), merged(model, theta, base, WEIGHT_TYPES[dtype]), own, text, dtype)
         try:
             (self.out / _MARK).write_text(manifest.run_id)
             card = self.out / CARD
             if not card.exists() or _is_written(card):
-                card.write_text(model_card(manifest, facts, self.name or "."), encoding="utf-8")
+                card.write_text(model_card(manifest, facts, self.name or ".", self.merge), encoding="utf-8")
         except OSError as error:
             raise ResourceError(f"cannot write to {self.out} ({error.strerror}): free some space") from error
 
@@ -157,7 +201,13 @@ def _from_swarm(text: str, into: Target) -> str:
     into.check(invite.run_id)
     with _room_in(out) as folder:
         found = run_until_stopped(lambda: download_head(invite, folder / "state.part"))
-    into.write(found.manifest, found.tokenizer, found.theta, facts_of(found))
+        into.check_form(found.manifest)
+        base = None
+        if into.merge:
+            from swarm.client.merged_base import base_of_run
+
+            base = run_until_stopped(lambda: base_of_run(invite, folder / "base", into.base))
+        into.write(found.manifest, found.tokenizer, found.theta, facts_of(found), base)
     for share in alarms(found.shares):
         say(f"Warning: {plain(caution(share))}.", err=True)
     places = [(head.round, head.state_hash) for head in found.heads]
@@ -193,7 +243,9 @@ def _from_homes(homes: Sequence[Path], into: Target) -> str:
     found = newest_model(homes)
     _check_trained(homes, found)
     into.check(found.manifest.run_id)
-    into.write(found.manifest, found.tokenizer, found.theta, _facts_at(homes, found))
+    into.check_form(found.manifest)
+    base = _base_of(homes[0], found.manifest, into.base) if into.merge else None
+    into.write(found.manifest, found.tokenizer, found.theta, _facts_at(homes, found), base)
     places = [(part.round, part.tree.root) for part in found.parts]
     newest = max(number for number, _ in places)
     old = [stage for stage, (number, _) in enumerate(places) if number < newest - APART_MAX]
@@ -203,6 +255,16 @@ def _from_homes(homes: Sequence[Path], into: Target) -> str:
         else ""
     )
     return f"{_named(found.manifest, places)}, written to {into.out}.{hint}"
+
+
+def _base_of(home: Path, manifest: Manifest, own: Path | None) -> FrozenWeights:
+    """Return the base that a peer with that home has, or a coordinator."""
+    from swarm.client.merged_base import base_on_disk
+
+    source = Home(home).base_source
+    if own is None and source.exists() and os.path.isdir(noted := os.fsdecode(source.read_bytes())):
+        own = Path(noted)
+    return run_until_stopped(lambda: base_on_disk(manifest, Home(home).base, own))
 
 
 def facts_of(found: Download) -> TrainedFacts:

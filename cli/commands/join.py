@@ -59,6 +59,11 @@ _STAGE_MAX = (1 << 16) - 1
     "Train on the text in this folder or file; in a run of a data set, a folder with that data set.  [default: the"
     " run's source, unless that is a folder]"
 )
+@click.option(
+    "--base",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="In a run that tunes a checkpoint: its folder on this machine.  [default: fetch it from members]",
+)
 @amount_option(
     "--data-cache",
     "GB",
@@ -121,6 +126,7 @@ def join(
     name: str,
     compute: Compute,
     text: OwnText,
+    base: Path | None,
     data_cache: float | None,
     data_url: str,
     upload_limit: float | None,
@@ -171,6 +177,7 @@ def join(
         client=client,
         compute=compute,
         text=text,
+        base=None if base is None else base.absolute(),
         data_cache_bytes=None if data_cache is None else data_cache * 1e9,
         data_url=data_url,
         upload_bytes_per_s=None if upload_limit is None else upload_limit * 1e6,

@@ -25,7 +25,7 @@ from cli.options import (
 )
 from cli.run import run_until_stopped, stopping_by_signal
 from cli.terminal.lines import say, say_json
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig, StorageConfig
 from peer.errors import ConfigError
 from peer.footprint.cards import CARDS, Card
 from peer.footprint.layout import Layout
@@ -260,11 +260,28 @@ def _checkpoint_run(folder: Path) -> RunConfig:
 
 
 def _hub_model(folder: Path) -> ModelConfig:
+    from peer.model.hub_config import read_hub_config
+
+    return read_hub_config(_config_of(folder))
+
+
+def _tuned(run: RunConfig, folder: Path) -> tuple[ModelConfig, StorageConfig]:
+    """Return the base in `folder` with the run's adapter, and the form of the base."""
+    from peer.model.hub_config import chosen_quantization, read_base_config, saved_quantization, saved_type
+
+    assert run.pretrained is not None
+    content = _config_of(folder)
+    quantization = chosen_quantization(saved_quantization(content), run.pretrained.quantize)
+    model = msgspec.structs.replace(read_base_config(content), adapter=run.adapter)
+    return model, StorageConfig(dtype=saved_type(content), quantization=quantization)
+
+
+def _config_of(folder: Path) -> bytes:
     from peer.files import read_bounded
-    from peer.model.hub_config import CONFIG_BYTES_MAX, read_hub_config
+    from peer.model.hub_config import CONFIG_BYTES_MAX
 
     try:
-        return read_hub_config(read_bounded(folder / "config.json", CONFIG_BYTES_MAX))
+        return read_bounded(folder / "config.json", CONFIG_BYTES_MAX)
     except OSError as error:
         raise ConfigError(f"{folder / 'config.json'} cannot be read ({error.strerror}): name a checkpoint") from error
 
@@ -273,16 +290,17 @@ def _from_config(run: RunConfig, path: Path) -> tuple[RunShape, RunRules, int | 
     from swarm.placement.costs import RunShape, cut
     from swarm.run.hub_models import located
 
-    model = run.model
+    model, base = run.model, None
     if model is None:
         assert run.pretrained is not None
-        model = _hub_model(located(run.pretrained.init))
+        folder = located(run.pretrained.init)
+        model, base = (_hub_model(folder), None) if run.adapter is None else _tuned(run, folder)
         if run.pipeline.stages > 1:
             model = msgspec.structs.replace(model, tie_embeddings=False)
     if run.data.seq_len > model.max_seq_len:
         raise ConfigError(f"{path}: seq_len is {run.data.seq_len}: choose at most the model's {model.max_seq_len}")
     cuts = cut(run.pipeline.stages, model, run.data.seq_len)
-    shape = RunShape(model, run.data, run.inner, run.outer, run.codec, run.pipeline, cuts)
+    shape = RunShape(model, run.data, run.inner, run.outer, run.codec, run.pipeline, cuts, base)
     return shape, run.run, None
 
 

@@ -1,9 +1,10 @@
-"""Files that commands write for users: the commented RUN.toml of the embedded example."""
+"""Files that commands write for users: the commented RUN.toml of the embedded example, and that of a tuning run."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping
 from importlib.resources import files
 
@@ -11,6 +12,12 @@ from importlib.resources import files
 def template() -> str:
     """Return the commented RUN.toml of the embedded example."""
     return (files("cli.templates") / "run.toml").read_text()
+
+
+def tuning_template(base: str) -> str:
+    """Return a commented RUN.toml that tunes an adapter of that checkpoint, a folder or an id of the Hub."""
+    text = with_settings((files("cli.templates") / "tune.toml").read_text(), "model", {"base": base})
+    return text.replace("--tokenizer OWNER/NAME", f"--tokenizer {shlex.quote(base)}")
 
 
 def with_settings(text: str, section: str, settings: Mapping[str, str | int | float | bool]) -> str:

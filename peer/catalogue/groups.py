@@ -199,6 +199,17 @@ class RosterFull(Happening, frozen=True):
         )
 
 
+class BaseMissing(Happening, frozen=True):
+    """The coordinator lacks parts of the base that members train an adapter beside."""
+
+    said: ClassVar = (
+        "{parts:part} of the base are not on the coordinator's machine, so only members pass them on: put the"
+        " checkpoint back to {folder}"
+    )
+    parts: int
+    folder: str = ""
+
+
 class RunReplaced(Happening, frozen=True):
     said: ClassVar = (
         "RUN.toml describes another run than {name} {run_id}, in which no peer has committed: that one is replaced, its"

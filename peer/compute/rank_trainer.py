@@ -22,6 +22,7 @@ from peer.compute.rank_optimizer import RankOptimizer
 from peer.config import InnerConfig, ModelConfig
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import ElementRange
+from peer.model.frozen_weights import FrozenWeights
 from peer.parallel.rank_model import RankModel
 from peer.parallel.ranks import Ranks
 
@@ -30,10 +31,17 @@ class RankTrainer(ModelTrainer):
     """This rank's part of the model. `step_size` is that of each rank."""
 
     def __init__(
-        self, model: ModelConfig, config: InnerConfig, device: Device, ranks: Ranks, step_size: StepSize
+        self,
+        model: ModelConfig,
+        config: InnerConfig,
+        device: Device,
+        ranks: Ranks,
+        step_size: StepSize,
+        base: FrozenWeights | None = None,
     ) -> None:
+        """`base`: of a model with an adapter, on the device."""
         self._ranks = ranks
-        self._model = RankModel(model, ranks, narrow_type(device, config))
+        self._model = RankModel(model, ranks, narrow_type(device, config), base)
         super().__init__(config, device, self._model.weights, self._model.gradient)
         self._state = RankOptimizer(
             InnerSpec.of(config), self._model.whole, self._model.pieces, ranks, self._model.weights

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +34,7 @@ from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import ElementRange
 from peer.ipc.train_messages import InnerResult
 from peer.model.decoder import Decoder
+from peer.model.frozen_weights import FrozenWeights
 from peer.model.layout import FlatLayout
 from peer.model.mixed_precision import autocast
 
@@ -49,9 +50,9 @@ class InnerTrainer(ModelTrainer):
         config: InnerConfig,
         device: Device,
         step_size: StepSize | None = None,
-        base: Mapping[str, Tensor] | None = None,
+        base: FrozenWeights | None = None,
     ) -> None:
-        """`base`: the frozen parameters of a model with an adapter, by name, on the device."""
+        """`base`: of a model with an adapter, on the device."""
         layout = FlatLayout.of(model)
         local = torch.zeros(layout.numel, device=device.torch)
         super().__init__(config, device, local, torch.zeros_like(local))

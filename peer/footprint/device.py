@@ -10,7 +10,10 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from peer.footprint.optimizer_state import state_bytes
+from peer.config import StorageConfig
+from peer.footprint.optimizer_state import is_inner_matrix, state_bytes
+from peer.footprint.parameters import base_of, parameter_shapes
+from peer.footprint.stored import stored_bytes
 from peer.footprint.workload import FLOAT_BYTES, DeviceKind, Workload
 
 CONTEXT_BYTES: Final[Mapping[DeviceKind, float]] = {"cpu": 0.0, "cuda": 0.8e9, "mps": 0.5e9}
@@ -57,6 +60,8 @@ def _state_items(work: Workload) -> dict[str, float]:
             items["weights of the step before"] = vector / parts
     if work.layout.shard > 1:
         items["gathered blocks"] = 2 * _block_bytes(work) / work.layout.tensor
+    if work.base is not None:
+        items["base"] = float(stored_bytes(base_of(work.model), work.blocks, work.base.dtype, work.base.quantization))
     items["rotary table"] = float(FLOAT_BYTES * work.model.max_seq_len * work.model.head_size)
     return items
 
@@ -68,6 +73,8 @@ def _step_items(work: Workload) -> dict[str, float]:
         "activations": work.tokens * saved_bytes_a_token(work) / work.layout.tensor,
         "logits and head": _head_bytes(work) if work.has_head else 0.0,
     }
+    if work.base is not None:
+        items["matrix being decoded"] = _decoded_bytes(work, work.base)
     if work.recompute != "none":
         items["block being recomputed"] = work.tokens * block_bytes_a_token(work) / work.layout.tensor
     return items
@@ -92,7 +99,27 @@ def block_bytes_a_token(work: Workload) -> float:
     attention = width * (3 * query + 2 * key) + FLOAT_BYTES * model.heads
     mlp = 4 * width * model.intermediate_size
     head_norms = model.qk_norm * FLOAT_BYTES * (2 * (query + key) + model.heads + model.kv_heads)
-    return norms + inputs + attention + mlp + head_norms
+    return norms + inputs + attention + mlp + head_norms + _adapter_bytes(work)
+
+
+def _adapter_bytes(work: Workload) -> float:
+    """Return what the adapters of a block keep of a token beside their inputs: A's outputs."""
+    adapter = work.model.adapter
+    return 0.0 if adapter is None else (2.0 if work.narrow else 4.0) * adapter.rank * len(adapter.targets)
+
+
+def _decoded_bytes(work: Workload, base: StorageConfig) -> float:
+    """Return the largest matrix of a base in the type of the products, 0 where all are held in it."""
+    if base.quantization is None and _has_type_of_products(work, base):
+        return 0.0
+    shapes = parameter_shapes(base_of(work.model), work.blocks)
+    matrices = (shape for name, shape in shapes if is_inner_matrix(name, shape))
+    return (2.0 if work.narrow else 4.0) * max(map(math.prod, matrices))
+
+
+def _has_type_of_products(work: Workload, base: StorageConfig) -> bool:
+    """Whether what is not quantized of a base is held in the type of the products."""
+    return (base.dtype == "bf16") == work.narrow
 
 
 def _input_bytes_a_token(work: Workload) -> float:
@@ -128,6 +155,8 @@ def _head_bytes(work: Workload) -> float:
     rows = min(work.tokens, part_rows(vocabulary))
     logits = (2 * FLOAT_BYTES + 2 * work.narrow) * vocabulary * rows
     weights = (FLOAT_BYTES + width + 2 * work.narrow) * vocabulary * work.model.hidden_size
+    if work.base is not None:  # it has no gradient
+        weights = 0 if _has_type_of_products(work, work.base) else width * vocabulary * work.model.hidden_size
     return float(logits + weights + work.tokens * (vectors * FLOAT_BYTES * work.model.hidden_size + TOKEN_BYTES))
 
 

@@ -142,6 +142,8 @@ class Layout:
                 raise ConfigError(
                     f"{name} is {value}, which tp:{self.tensor} does not divide: use fsdp or a smaller tp"
                 )
+        if self.parts > 1 and model.adapter is not None:
+            raise ConfigError(f"the base of an adapter is not cut, and {self} cuts the model: use the layout ddp")
         if self.parts > 1 and optimizer in ("lamb", "muon"):
             raise ConfigError(f"{optimizer} needs whole matrices, and {self} cuts them: use adamw, or the layout ddp")
         if self.parts > 1 and optimizer == "adamw8bit":

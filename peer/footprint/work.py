@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from peer.config import ModelConfig
-from peer.footprint.parameters import parameter_shapes
+from peer.footprint.parameters import base_of, parameter_shapes
 
 BACKWARD_WORK: Final = 2.0  # of the forward pass's
 
@@ -28,7 +29,8 @@ class PartWork:
 def part_work(model: ModelConfig, seq_len: int) -> PartWork:
     """Return the work of the model's parts on sequences of that length."""
     matrices = norms = 0
-    for name, shape in parameter_shapes(model, range(model.shared_blocks)):
+    parts = (base_of(model),) if model.adapter is None else (base_of(model), model)
+    for name, shape in chain.from_iterable(parameter_shapes(part, range(model.shared_blocks)) for part in parts):
         if name.startswith("model.layers."):
             matrices += math.prod(shape) * (len(shape) == 2)
             norms += math.prod(shape) * (len(shape) == 1)
@@ -45,7 +47,8 @@ def part_work(model: ModelConfig, seq_len: int) -> PartWork:
 
 
 def training_work(model: ModelConfig, blocks: range, seq_len: int, recompute: bool = False) -> float:
-    """Return the FLOPs of a token forward and backward through some blocks; with `recompute` forward twice."""
+    """Return the FLOPs of a token forward and backward through some blocks; with `recompute` forward twice. Of a frozen
+    base the backward pass makes no gradients of weights; those of its adapter, about a hundredth, are left out."""
     parts = part_work(model, seq_len)
     forward = len(blocks) // model.shared_blocks * parts.group + (blocks.stop == model.layers) * parts.head
-    return (1 + BACKWARD_WORK + recompute) * forward
+    return (1 + BACKWARD_WORK / (2 if model.adapter else 1) + recompute) * forward

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
-from peer.config import InnerConfig, ModelConfig
+from peer.config import InnerConfig, ModelConfig, StorageConfig
 from peer.footprint.layout import Layout
 from peer.footprint.parameters import Shape, parameter_count, parameter_shapes
 
@@ -74,6 +74,8 @@ class Workload:
     state_on_disk: bool = False
     """Whether the states lie in files, which memory only caches (`peer.checkpoint.generation`)."""
     layout: Layout = field(default_factory=Layout)
+    base: StorageConfig | None = None
+    """Of a model with an adapter: the form of its frozen weights."""
 
     @cached_property
     def shapes(self) -> tuple[tuple[str, Shape], ...]:

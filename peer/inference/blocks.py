@@ -7,17 +7,18 @@ prompt. The matrices see all of them at once, attention each session by itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from peer.config import ModelConfig, Quantization
+from peer.config import AdapterConfig, ModelConfig, Quantization
+from peer.inference.adapters import AdaptedRows, BlockAdapter
 from peer.inference.cache import SessionCache
-from peer.inference.matrices import Matrix, PlainMatrix, TensorSource, load_matrix
 from peer.ipc.span import Span
+from peer.model.matrices import Matrix, PlainMatrix, TensorSource, load_matrix
 from peer.model.rotary import rotary_table
 
 
@@ -28,12 +29,14 @@ class Segment:
     cache: SessionCache
     position: int
     count: int
+    adapter: int | None = None
+    """The number of its adapter; None: it has none."""
 
 
 @dataclass(frozen=True)
 class _Block:
     """The parameters of one block, those that are multiplied with the same input in one matrix. Where a norm's gain is
-    None, the matrix after it has it, times sqrt(C)."""
+    None, the matrix after it has it, times sqrt(C): its factor in `gains`."""
 
     dtype: torch.dtype
     """Of its hidden states."""
@@ -47,6 +50,7 @@ class _Block:
     mlp_norm: Tensor | None
     gate_up: Matrix
     down: Matrix
+    gains: Mapping[str, Tensor | None]
 
     @classmethod
     def load(cls, config: ModelConfig, index: int, source: TensorSource, quantization: Quantization | None) -> _Block:
@@ -58,9 +62,9 @@ class _Block:
             return load_matrix(source, [f"{name}.weight" for name in names], columns, quantization)
 
         gate_up = matrix(mlp + "gate_proj", mlp + "up_proj")
-        gain = source(at + "input_layernorm.weight")
+        gain, mlp_gain = source(at + "input_layernorm.weight"), source(at + "post_attention_layernorm.weight")
         attention_norm, qkv = _folded(gain, matrix(*joined))
-        mlp_norm, gate_up = _folded(source(at + "post_attention_layernorm.weight"), gate_up)
+        mlp_norm, gate_up = _folded(mlp_gain, gate_up)
         return cls(
             dtype=gain.dtype,
             attention_norm=attention_norm,
@@ -73,6 +77,10 @@ class _Block:
             mlp_norm=mlp_norm,
             gate_up=gate_up,
             down=matrix(mlp + "down_proj", columns=config.intermediate_size),
+            gains={
+                "qkv": _factor(gain) if attention_norm is None else None,
+                "gate_up": _factor(mlp_gain) if mlp_norm is None else None,
+            },
         )
 
 
@@ -81,7 +89,12 @@ def _folded(gain: Tensor, matrix: Matrix) -> tuple[Tensor | None, Matrix]:
     types it would be rounded once more."""
     if not isinstance(matrix, PlainMatrix) or matrix.weight.dtype != torch.float32:
         return gain, matrix
-    return None, PlainMatrix(matrix.weight * (gain * len(gain) ** 0.5))
+    return None, PlainMatrix(matrix.weight * _factor(gain))
+
+
+def _factor(gain: Tensor) -> Tensor:
+    factor: Tensor = gain * len(gain) ** 0.5
+    return factor
 
 
 @dataclass(frozen=True)
@@ -137,6 +150,19 @@ class SpanBlocks:
         self._turned = torch.tensor(turned, device=device).unsqueeze(1)  # (H + 2K, 1)
         self._kept = torch.tensor([0.0] * (heads + kv_heads) + [1.0] * kv_heads, device=device).unsqueeze(1)
         self._floor = torch.tensor((config.hidden_size * config.norm_eps) ** 0.5, device=device)
+        self._adapters: list[list[BlockAdapter]] = []
+
+    def add_adapter(self, adapter: AdapterConfig, source: TensorSource) -> None:
+        """Let sessions use another adapter, whose number is that of those before it. `source` gives its tensors."""
+        blocks = zip(self.span.blocks, self._blocks, strict=True)
+        self._adapters.append(
+            [BlockAdapter.load(self.config, adapter, at, source, self.device, block.gains) for at, block in blocks]
+        )
+
+    @property
+    def adapters(self) -> int:
+        """The number of adapters."""
+        return len(self._adapters)
 
     @property
     def device(self) -> torch.device:
@@ -153,13 +179,17 @@ class SpanBlocks:
             assert self._embedding is not None
             x = F.embedding(x, self._embedding)
         turn = self._turn(segments)
-        masks = [self._mask(segment) for segment in segments]
+        masks, adapted = [self._mask(segment) for segment in segments], _adapted_rows(segments)
         for layer in range(part.first - self.span.first, part.end - self.span.first):
             block = self._blocks[layer]
-            attended = self._attend(layer, block, self._normed(x, block.attention_norm), turn, segments, masks)
+            rows = AdaptedRows([(at, self._adapters[adapter][layer]) for at, adapter in adapted])
+            attended = self._attend(layer, block, self._normed(x, block.attention_norm), turn, segments, masks, rows)
             x = block.out.times(attended, x if block.out_bias is None else x + block.out_bias)
-            gate, up = block.gate_up.times(self._normed(x, block.mlp_norm)).chunk(2, dim=-1)
-            x = block.down.times(F.silu(gate) * up, x)
+            x = rows.add("out", attended, x)
+            normed = self._normed(x, block.mlp_norm)
+            gate, up = rows.add("gate_up", normed, block.gate_up.times(normed)).chunk(2, dim=-1)
+            inner = F.silu(gate) * up
+            x = rows.add("down", inner, block.down.times(inner, x))
         return x.contiguous()
 
     def _turn(self, segments: Sequence[Segment]) -> _Turn:
@@ -189,9 +219,10 @@ class SpanBlocks:
         turn: _Turn,
         segments: Sequence[Segment],
         masks: Sequence[Tensor | None],
+        rows: AdaptedRows,
     ) -> Tensor:
         heads, kv_heads = self._heads, self._kv_heads
-        joined = block.qkv.times(x)
+        joined = rows.add("qkv", x, block.qkv.times(x))
         if block.qkv_bias is not None:
             joined = joined + block.qkv_bias
         qkv = joined.view(len(x), heads + 2 * kv_heads, self._size)
@@ -241,3 +272,17 @@ class SpanBlocks:
         seen = torch.arange(end, device=self._cos.device).unsqueeze(0)
         mask = seen <= at
         return mask & (seen > at - self.window) if self.window is not None else mask
+
+
+def _adapted_rows(segments: Sequence[Segment]) -> list[tuple[slice, int]]:
+    """Return the rows of neighbouring segments with one adapter, and its number."""
+    found, start = list[tuple[slice, int]](), 0
+    for segment in segments:
+        end = start + segment.count
+        if segment.adapter is not None:
+            if found and found[-1][1] == segment.adapter and found[-1][0].stop == start:
+                found[-1] = (slice(found[-1][0].start, end), segment.adapter)
+            else:
+                found.append((slice(start, end), segment.adapter))
+        start = end
+    return found

@@ -23,50 +23,15 @@ from torch import Tensor
 from peer.inference.blocks import Segment, SpanBlocks
 from peer.inference.cache import CacheFull, CachePool, CacheShape, SessionCache, pages_of
 from peer.inference.sampling import sample, top_logprobs
+from peer.inference.step_output import StepOutput, StepRefused
 from peer.inference.turns import ClientTurns, Owner
-from peer.ipc.block_messages import CHUNK_TOKENS, ROWS_MAX, RefusalCause
+from peer.ipc.block_messages import CHUNK_TOKENS, ROWS_MAX
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
 
 LATELY_STEPS: Final = 16
 REST_S: Final = 10.0
 """A client's last session may end for another client once it has rested this long."""
-
-
-class StepRefused(Exception):
-    """A step that cannot be made."""
-
-    def __init__(self, cause: RefusalCause, message: str, have: int = 0) -> None:
-        super().__init__(message)
-        self.cause: RefusalCause = cause
-        self.have = have
-        """How many of the session's positions the span holds."""
-
-
-@dataclass(frozen=True)
-class StepOutput:
-    """A step's output for one session."""
-
-    session: int
-    position: int
-    """Of the first token that went in."""
-    ids: Sequence[int]
-    """Of the tokens that went in."""
-    hidden: Tensor | None = None
-    """(count, C) after the session's blocks, on the CPU; None after the last one."""
-    token: int | None = None
-    """The next token, where one was asked for."""
-    logprob: float = 0.0
-    likeliest: Sequence[tuple[int, float]] = ()
-    logits: Tensor | None = None
-    """(V,) of the last token, where they were asked for."""
-    refusal: StepRefused | None = None
-    """Why there is no output: the session then has what is before `position`."""
-
-    @property
-    def count(self) -> int:
-        """The number of tokens that went in."""
-        return len(self.ids)
 
 
 @dataclass(frozen=True)
@@ -102,6 +67,8 @@ class _Session:
     used_at: float
     """When it was opened, or something of it came or was computed last."""
     waiting: deque[_Tokens] = field(default_factory=deque)
+    adapter: int | None = None
+    """The number of its adapter; None: it has none."""
     turned_at: int = -LATELY_STEPS
     """The engine's step in which it last had a turn."""
 
@@ -177,17 +144,20 @@ class Engine:
         blocks: tuple[int, int] | None = None,
         client: str = "",
         prefix: str = "",
+        adapter: int | None = None,
     ) -> int:
         """Begin a session of a client, seen at an address prefix; it uses `blocks` (first, end) of the span, None for
-        all. Return how many positions it holds already, from one of that client that began alike (`names`, as
-        `CachePool.open`). Raises StepRefused."""
+        all, with the `adapter` of that number. Return how many positions it holds already, from one of that client that
+        began alike (`names`, as `CachePool.open`). Raises StepRefused."""
         span = self.blocks.span
         first, end = blocks or (span.first, span.end)
         if id in self._sessions:
             raise StepRefused("value", f"session {id} is open already", self.have(id))
         if not span.first <= first < end <= span.end:
             raise StepRefused("value", f"blocks [{first}, {end}) are not in {span}")
-        owner = (client, first, end)
+        if adapter is not None and adapter >= self.blocks.adapters:
+            raise StepRefused("value", f"there is no adapter {adapter} here, but {self.blocks.adapters}")
+        owner = (client, first, end, adapter)
         while True:
             try:
                 cache = self.pool.open(names, owner)
@@ -196,7 +166,14 @@ class Engine:
                 if not self._end_for((prefix, client), 1):
                     raise StepRefused("full", str(error)) from error
         self._sessions[id] = _Session(
-            Span(first, end, span.of), cache, sampling, tuple(names), owner, (prefix, client), self._clock()
+            part=Span(first, end, span.of),
+            cache=cache,
+            sampling=sampling,
+            names=tuple(names),
+            owner=owner,
+            client=(prefix, client),
+            used_at=self._clock(),
+            adapter=adapter,
         )
         return cache.length
 
@@ -300,7 +277,9 @@ class Engine:
         plan = self._plan()
         if not plan:
             return []
-        segments = [Segment(session.cache, tokens.position, len(tokens.ids)) for _, session, tokens in plan]
+        segments = [
+            Segment(session.cache, tokens.position, len(tokens.ids), session.adapter) for _, session, tokens in plan
+        ]
         part = plan[0][1].part
         hidden = self.blocks.forward(self._input(plan, part), segments, part)
         if not part.is_last:

@@ -16,7 +16,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.bounds import Hash, Number, Text
-from peer.config import TOKENS_MAX, VOCABULARY_MAX, HiddenType, ModelConfig, Quantization
+from peer.config import TOKENS_MAX, VOCABULARY_MAX, AdapterConfig, HiddenType, ModelConfig, Quantization
 from peer.decoding import MALFORMED, told
 from peer.ipc.sampling_options import LIKELIEST_MAX, Sampling
 from peer.ipc.span import Span
@@ -54,6 +54,13 @@ class RingEnds(msgspec.Struct, frozen=True):
     size_bytes: int
 
 
+class LoadAdapter(msgspec.Struct, frozen=True):
+    """An adapter beside the blocks: the folder of its file, and its sizes."""
+
+    folder: str
+    adapter: AdapterConfig
+
+
 class LoadBlocks(msgspec.Struct, frozen=True, tag="load_blocks", kw_only=True):
     """The first message to a worker that serves a span of blocks."""
 
@@ -77,6 +84,8 @@ class LoadBlocks(msgspec.Struct, frozen=True, tag="load_blocks", kw_only=True):
     from_worker: RingEnds
     quantization: Quantization | None = None
     """Of the matrices inside of the blocks (`peer.footprint.stored`); None: they are in `dtype`."""
+    adapters: tuple[LoadAdapter, ...] = ()
+    """What sessions may choose, by number."""
     gives_way: bool = False
     """Whether another worker of this peer trains on the same processors, which goes first."""
 
@@ -101,6 +110,8 @@ class OpenSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """Whose it is: clients take turns, and share the pages."""
     prefix: Text = ""
     """That of the client's address: prefixes take turns and share the pages, and the clients of one its part."""
+    adapter: Number | None = None
+    """The number of an adapter of `LoadBlocks`; None for none."""
 
 
 class ComputeTokens(msgspec.Struct, frozen=True, array_like=True, tag=2):

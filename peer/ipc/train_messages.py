@@ -5,12 +5,19 @@ from __future__ import annotations
 import msgspec
 
 from peer.bounds import Number, Seconds
-from peer.config import InnerConfig, ModelConfig
+from peer.config import InnerConfig, ModelConfig, StorageConfig
 from peer.footprint.layout import Compute, Layout
 from peer.footprint.step_size import StepSize
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.inner_options import InnerRunOptions
 from peer.ipc.messages import Command, VectorFds
+
+
+class LoadBase(StorageConfig, frozen=True, kw_only=True):
+    """The frozen weights that an adapter is trained beside: their form, and where they are."""
+
+    folders: tuple[str, ...]
+    """The first that has a parameter counts."""
 
 
 class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
@@ -33,6 +40,8 @@ class LoadTrain(msgspec.Struct, frozen=True, tag="load_train", kw_only=True):
     """Where nothing better is known: on one GPU the worker measures what fits."""
     seed: int
     vectors: VectorFds
+    base: LoadBase | None = None
+    """Of a model with an adapter."""
 
 
 class RunInner(Command, frozen=True, tag="inner"):

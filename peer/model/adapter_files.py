@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +19,7 @@ from peer.decoding import MALFORMED, decode_json, malformed
 from peer.errors import CheckpointError, ResourceError
 from peer.files import read_bounded, set_usual_mode
 from peer.footprint.parameters import base_of, parameter_shapes
+from peer.model.frozen_weights import FrozenWeights
 from peer.model.layout import FlatLayout
 from peer.model.parameter_names import shown
 from peer.model.weight_files import check_header, unreadable
@@ -77,6 +77,13 @@ def export_adapter(folder: Path, model: ModelConfig, flat: Tensor, base: str) ->
             unfinished.unlink()
 
 
+def remove_adapter(folder: Path) -> None:
+    """Remove the files of an adapter, which a reader would take for a part of the model in the folder."""
+    for name in (CONFIG, WEIGHTS):
+        with suppress(OSError):
+            (folder / name).unlink()
+
+
 def load_adapter(folder: Path, base: ModelConfig) -> tuple[ModelConfig, Tensor]:
     """Return the base with the adapter of `folder` as its model, and the adapter as one flat fp32 vector (P,). Raises
     CheckpointError for files that do not fit the base or have what is not computed here."""
@@ -102,16 +109,18 @@ def load_adapter(folder: Path, base: ModelConfig) -> tuple[ModelConfig, Tensor]:
     return model, flat
 
 
-def merged(model: ModelConfig, flat: Tensor, base: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parameters of a whole model by name: the base's, each matrix with an adapter as W + alpha / rank B A,
-    in the base's type, computed in fp32."""
+def merged(model: ModelConfig, flat: Tensor, base: FrozenWeights, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Return the parameters of a whole model by name, in `dtype`: the base's, each matrix with an adapter as
+    W + alpha / rank B A, computed in fp32."""
     assert model.adapter is not None
-    views, whole = FlatLayout.of(model).views(flat), dict(base)
+    views, whole = FlatLayout.of(model).views(flat), dict[str, Tensor]()
     for name, _ in parameter_shapes(base_of(model)):
-        layer = name.removesuffix(".weight")
+        layer, value = name.removesuffix(".weight"), base[name]
+        matrix = value if isinstance(value, Tensor) else value.dense(torch.float32)
         if f"{layer}.lora_A.weight" in views:
             product = views[f"{layer}.lora_B.weight"] @ views[f"{layer}.lora_A.weight"]
-            whole[name] = (base[name].float() + product * model.adapter.scaling).to(base[name].dtype)
+            matrix = matrix.float() + product * model.adapter.scaling
+        whole[name] = matrix.to(dtype)
     return whole
 
 

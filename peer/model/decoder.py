@@ -9,7 +9,7 @@ model: the first holds the embedding, the last the head.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
@@ -22,9 +22,11 @@ from peer.config import AdapterConfig, AdapterTarget, DataConfig, InnerConfig, M
 from peer.footprint.parameters import base_of, parameter_shapes
 from peer.footprint.workload import Recompute
 from peer.ipc.span import Span
+from peer.model.frozen_weights import FrozenWeights, frozen_product
 from peer.model.head_loss import head_losses
 from peer.model.layout import FlatLayout, TensorSlot, init_flat
 from peer.model.marks import ids_of
+from peer.model.matrices import Matrix
 from peer.model.rotary import rotary_table
 
 __all__ = [
@@ -60,8 +62,18 @@ class Linear(nn.Linear):
         """Do nothing: the flat vector brings the values, and random numbers on meta cost a second of imports."""
 
 
-class AdaptedLinear(Linear):
-    """A frozen linear layer with LoRA (arXiv 2106.09685) beside it."""
+class FrozenLinear(Linear):
+    """A linear layer of a base model."""
+
+    matrix: Matrix | None = None
+    """In place of `weight`, where it is quantized."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return frozen_product(x, self.weight if self.matrix is None else self.matrix, self.bias)
+
+
+class AdaptedLinear(FrozenLinear):
+    """A linear layer of a base model with LoRA (arXiv 2106.09685) beside it."""
 
     def __init__(self, columns: int, rows: int, bias: bool, adapter: AdapterConfig) -> None:
         super().__init__(columns, rows, bias=bias)
@@ -70,22 +82,8 @@ class AdaptedLinear(Linear):
         self.scaling = adapter.scaling
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = _frozen(x, self.weight, self.bias) + self.lora_B(self.lora_A(x)) * self.scaling
+        out: Tensor = super().forward(x) + self.lora_B(self.lora_A(x)) * self.scaling
         return out
-
-
-def _frozen(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Multiply with weights that may be held in fewer bits than x; autocast casts by itself."""
-    if weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-        weight = weight.to(x.dtype)
-    return F.linear(x, weight, bias)
-
-
-class FrozenLinear(Linear):
-    """A linear layer of a base model without an adapter."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _frozen(x, self.weight, self.bias)
 
 
 def linear(config: ModelConfig, name: AdapterTarget, columns: int, rows: int, bias: bool = False) -> Linear:
@@ -173,15 +171,15 @@ class Decoder(nn.Module):
     other the hidden state. Raises ValueError for a part of a model with a tied head, which needs the embedding
     (`peer.model.layout.untie` makes a separate head), and for a span that splits blocks with shared parameters.
 
-    With `config.adapter` the parameters are the adapter's, and `base` holds those of the base model (of the span) by
-    name, frozen, in fp32 or bf16.
+    With `config.adapter` the parameters are the adapter's, and `base` holds those of the base model (of the span),
+    frozen.
     """
 
     cos: Tensor
     sin: Tensor
 
     def __init__(
-        self, config: ModelConfig, flat: Tensor, span: Span | None = None, base: Mapping[str, Tensor] | None = None
+        self, config: ModelConfig, flat: Tensor, span: Span | None = None, base: FrozenWeights | None = None
     ) -> None:
         super().__init__()
         span = Span.whole(config.layers) if span is None else span
@@ -218,7 +216,7 @@ class Decoder(nn.Module):
             self._set(name, nn.Parameter(view))
         self.flat = flat
 
-    def _freeze(self, base: Mapping[str, Tensor], span: Span) -> None:
+    def _freeze(self, base: FrozenWeights, span: Span) -> None:
         """Take the parameters of a base model by name. Raises ValueError for one that is missing or of another
         shape."""
         for name, shape in parameter_shapes(base_of(self.config), span.blocks):
@@ -226,6 +224,12 @@ class Decoder(nn.Module):
             if value is None or value.shape != shape:
                 found = "missing" if value is None else f"of shape {tuple(value.shape)}"
                 raise ValueError(f"the base's {name} is {found}, where the model needs {shape}")
+            if not isinstance(value, Tensor):
+                layer = self.get_submodule(name.removeprefix("model.").removesuffix(".weight"))
+                assert isinstance(layer, FrozenLinear)
+                layer.register_parameter("weight", None)
+                layer.matrix = value
+                continue
             wide = value.float() if value.dim() == 1 else value  # gains and biases: they are added to fp32
             self._set(name, nn.Parameter(wide, requires_grad=False))
 
@@ -256,7 +260,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the last span, of any other the hidden state (B, T, C)."""
         x = self.hidden(x)
-        return x if self.norm is None else _frozen(x, self.head)
+        return x if self.norm is None else frozen_product(x, self.head)
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden state (B, T, C) after the last block of the span, of the last span normalized."""

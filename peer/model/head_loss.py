@@ -41,14 +41,15 @@ def head_losses(
 ) -> tuple[Tensor, Tensor]:
     """Return the sum of the losses, which has a gradient, and the losses (N,) in nats, which have none. fp32.
 
-    hidden (N, C), head (V, C), targets (N,) int64. Products are in the type of autocast where it is on, all else is
-    fp32. The sum's gradient may be taken once. With a `part` the losses are those of the whole vocabulary, and the
-    gradient of `hidden` is this part's share of it: the shares of all parts add up to it. `marked`: targets below 0
-    have no loss and no gradient (`peer.model.marks`). `weight`, above 0, is about the gradient that the sum will
-    get: products in fp16 are of gradients that large, as they would be if they were computed in the backward pass.
+    hidden (N, C) fp32, head (V, C), targets (N,) int64. Products are in the type of autocast where it is on, all else
+    is fp32, also where a frozen head is in bf16. The sum's gradient may be taken once. With a `part` the losses are
+    those of the whole vocabulary, and the gradient of `hidden` is this part's share of it: the shares of all parts
+    add up to it. `marked`: targets below 0 have no loss and no gradient (`peer.model.marks`). `weight`, above 0, is
+    about the gradient that the sum will get: products in fp16 are of gradients that large, as they would be if they
+    were computed in the backward pass.
     """
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else head.dtype
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     with torch.autocast(kind, enabled=False):
         way = _Way(dtype, torch.is_grad_enabled(), marked, weight if dtype == torch.float16 else 1.0)
         total, losses = _HeadLoss.apply(hidden, head, targets, way, part)  # type: ignore[no-untyped-call]
@@ -81,12 +82,12 @@ class _HeadLoss(torch.autograd.Function):
         targets = targets.clamp(min=0) if marked else targets
         of_hidden = torch.empty_like(hidden) if with_gradients and ctx.needs_input_grad[0] else None
         of_weight = torch.zeros_like(weight) if with_gradients and ctx.needs_input_grad[1] else None
-        narrow, losses = weight.to(dtype), torch.empty(len(hidden), dtype=weight.dtype, device=hidden.device)
+        narrow, losses = weight.to(dtype), torch.empty(len(hidden), dtype=hidden.dtype, device=hidden.device)
         rows = part_rows(len(weight))
         for start in range(0, len(hidden), rows):
             at = slice(start, start + rows)
             given = hidden[at].to(dtype)
-            logits = F.linear(given, narrow).to(weight.dtype)
+            logits = F.linear(given, narrow).to(hidden.dtype)
             if part is None:
                 logs, wanted, is_here = F.log_softmax(logits, dim=1), targets[at, None], None
                 losses[at] = -logs.gather(1, wanted)[:, 0]

@@ -7,7 +7,7 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from peer.config import ModelConfig, Quantization, RopeKind, RopeScaling
+from peer.config import HiddenType, ModelConfig, Quantization, RopeKind, RopeScaling
 from peer.decoding import MALFORMED, decode_json, malformed, told
 from peer.errors import ConfigError
 
@@ -104,12 +104,34 @@ class _Quantized(msgspec.Struct):
     quantization_config: Any = None
 
 
+class _Typed(msgspec.Struct):
+    """The type of the weights of a config.json, by its old name and its new one."""
+
+    torch_dtype: Any = None
+    dtype: Any = None
+
+
+def saved_type(content: bytes) -> HiddenType:
+    """Return the type that a config.json names: "bf16", or "fp32" for what is held in it (`own_dtype` looks at the
+    weights)."""
+    found = decode_json(content, _Typed)
+    return "bf16" if "bfloat16" in (found.torch_dtype, found.dtype) else "fp32"
+
+
 def read_hub_config(content: bytes) -> ModelConfig:
     """Return the ModelConfig of a config.json, for training. Raises ConfigError, also for a setting that this decoder
     would compute differently."""
-    model, window = read_served_config(content)
     if saved_quantization(content) is not None:
-        raise ConfigError("the checkpoint is quantized: train one in float32, bfloat16 or float16")
+        raise ConfigError(
+            "the checkpoint is quantized: train one in float32, bfloat16 or float16, or tune an adapter of it, with"
+            " [model] base"
+        )
+    return read_base_config(content)
+
+
+def read_base_config(content: bytes) -> ModelConfig:
+    """As `read_hub_config`, for training an adapter: the weights may be quantized."""
+    model, window = read_served_config(content)
     if window is None:
         return model
     # within the window, sliding and full attention are equal

@@ -106,13 +106,26 @@ def export_pretrained(
     text: TextRules = NO_RULES,
     dtype: WeightType = "fp32",
 ) -> None:
-    """Write config.json, model.safetensors, the tokenizer and what `text` says into `folder`, created if missing.
+    """Write a model of `flat` (P,) as `export_weights` does."""
+    weights = {name: view.detach().to(WEIGHT_TYPES[dtype]) for name, view in FlatLayout.of(config).views(flat).items()}
+    export_weights(folder, config, weights, tokenizer, text, dtype)
+
+
+def export_weights(
+    folder: Path,
+    config: ModelConfig,
+    weights: dict[str, Tensor],
+    tokenizer: Tokenizer,
+    text: TextRules = NO_RULES,
+    dtype: WeightType = "fp32",
+) -> None:
+    """Write config.json, model.safetensors, the tokenizer and what `text` says into `folder`, created if missing. The
+    `weights` are parameters by name, in `dtype`.
 
     The weights are renamed into place when complete, and config.json comes last: an interrupted export is no
     checkpoint. Weights of another checkpoint in `folder` are removed before. Raises ResourceError if the disk is full
     or read-only, and ConfigError if a weight is beyond what `dtype` can hold.
     """
-    weights = {name: view.detach().to(WEIGHT_TYPES[dtype]) for name, view in FlatLayout.of(config).views(flat).items()}
     if dtype == "fp16" and not all(bool(torch.isfinite(tensor).all()) for tensor in weights.values()):
         raise ConfigError("a weight is beyond what fp16 can hold: export with --dtype bf16")
     weights = _unshared(config, weights)
@@ -122,8 +135,7 @@ def export_pretrained(
         folder.mkdir(parents=True, exist_ok=True)
         save_file(weights, partial, metadata={"format": "pt"})
         set_usual_mode(partial)  # the library makes its files private
-        for old in [*folder.glob("*.safetensors"), folder / INDEX, folder / "config.json"]:
-            old.unlink(missing_ok=True)
+        remove_weights(folder)
         tokenizer.save(folder)
         write_text_rules(folder, text)
         os.replace(partial, folder / WEIGHTS)
@@ -136,6 +148,12 @@ def export_pretrained(
         raise ResourceError(
             f"cannot write the checkpoint to {folder} ({error}): free space or choose another"
         ) from error
+
+
+def remove_weights(folder: Path) -> None:
+    """Remove the weights of a checkpoint in the folder, with what describes them. Raises OSError."""
+    for old in [*folder.glob("*.safetensors"), folder / INDEX, folder / "config.json"]:
+        old.unlink(missing_ok=True)
 
 
 def _unshared(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""The matrices of a span of blocks: as they are, or in int8 or nf4 by bitsandbytes' kernels.
+"""The matrices of blocks: as they are, or in int8 or nf4 by bitsandbytes' kernels.
 
 A matrix is (M, K), its input (N, K), its product (N, M).
 """
@@ -18,6 +18,7 @@ from peer.footprint.stored import NF4_BLOCK, scales_name
 from peer.model.quantize import bitsandbytes
 
 FEW_ROWS: Final = 6
+_INT8_MAX: Final = 127
 
 TensorSource = Callable[[str], Tensor]
 """Returns a stored tensor by its name (`peer.footprint.stored`)."""
@@ -28,6 +29,15 @@ class Matrix(Protocol):
 
     def times(self, x: Tensor, base: Tensor | None = None) -> Tensor:
         """Multiply x (N, K) with the matrix, and add base (N, M): (N, M) in the type of x."""
+        ...
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(M, K)."""
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        """Return the matrix (M, K) in that type."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -46,6 +56,14 @@ class PlainMatrix:
         product = torch.mm(self.weight, columns.t()).t()[: len(x)]
         return product.contiguous() if base is None else base + product
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self.weight.shape
+        return rows, columns
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return self.weight.to(dtype)
+
 
 class Int8Matrix:
     """A matrix in int8, whose input is rounded to int8 row by row: LLM.int8() (arXiv 2208.07339) without its outliers,
@@ -61,6 +79,14 @@ class Int8Matrix:
         product: Tensor = torch.ops.bitsandbytes.int8_scaled_mm(codes, self._codes, scales, self._scales, dtype=x.dtype)
         return product if base is None else base + product
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        rows, columns = self._codes.shape
+        return rows, columns
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        return (self._codes * (self._scales / _INT8_MAX).unsqueeze(1)).to(dtype)
+
 
 class Nf4Matrix:
     """A matrix in nf4 (arXiv 2305.14314). A CPU decodes all of it for each product."""
@@ -68,21 +94,26 @@ class Nf4Matrix:
     def __init__(self, codes: Tensor, scales: Tensor, shape: tuple[int, int]) -> None:
         """`codes`: (M K / 2, 1) uint8; `scales`: (M K / NF4_BLOCK,) fp32; `shape`: (M, K)."""
         self._library: Any = bitsandbytes("a model in nf4")
-        self._codes, self._scales, self._shape = codes, scales, shape
+        self._codes, self._scales, self.shape = codes, scales, shape
 
     def times(self, x: Tensor, base: Tensor | None = None) -> Tensor:
-        functional = self._library.functional
-        state = functional.QuantState(
+        if x.device.type == "cpu":
+            return PlainMatrix(self.dense(x.dtype)).times(x, base)
+        product: Tensor = self._library.matmul_4bit(x, self._codes.t(), self._state(x.dtype))
+        return product if base is None else base + product
+
+    def dense(self, dtype: torch.dtype) -> Tensor:
+        found: Tensor = self._library.functional.dequantize_4bit(self._codes, self._state(dtype))
+        return found
+
+    def _state(self, dtype: torch.dtype) -> Any:
+        return self._library.functional.QuantState(
             absmax=self._scales,
-            shape=torch.Size(self._shape),
-            dtype=x.dtype,
+            shape=torch.Size(self.shape),
+            dtype=dtype,
             blocksize=NF4_BLOCK,
             quant_type="nf4",
         )
-        if x.device.type == "cpu":
-            return PlainMatrix(functional.dequantize_4bit(self._codes, state)).times(x, base)
-        product: Tensor = self._library.matmul_4bit(x, self._codes.t(), state)
-        return product if base is None else base + product
 
 
 def load_matrix(source: TensorSource, names: Sequence[str], columns: int, quantization: Quantization | None) -> Matrix:

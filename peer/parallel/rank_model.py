@@ -13,6 +13,7 @@ from torch import Tensor
 from peer.config import ModelConfig
 from peer.footprint.workload import Recompute
 from peer.model.decoder import Decoder
+from peer.model.frozen_weights import FrozenWeights
 from peer.model.layout import FlatLayout
 from peer.model.marks import counted
 from peer.model.mixed_precision import autocast
@@ -25,8 +26,10 @@ class RankModel:
     """The model as one rank of `ranks` has it. `weights` and `gradient` (n,) fp32 hold its pieces in the order of
     `pieces.layout`, `whole` is that of all; an optimizer that treats every value alike steps on them."""
 
-    def __init__(self, config: ModelConfig, ranks: Ranks, narrow: torch.dtype | None) -> None:
-        """Products are in `narrow`; None: in fp32."""
+    def __init__(
+        self, config: ModelConfig, ranks: Ranks, narrow: torch.dtype | None, base: FrozenWeights | None = None
+    ) -> None:
+        """Products are in `narrow`; None: in fp32. `base`: of a model with an adapter, which is not cut."""
         self.ranks, self.whole = ranks, FlatLayout.of(config)
         self.pieces: LocalPieces
         self.scale = 1.0
@@ -37,7 +40,7 @@ class RankModel:
         if ranks.layout.parts == 1:
             self.pieces = LocalPieces.of(self.whole, {}, ranks.layout, ranks.rank)
             self.weights, self.gradient = self._vectors()
-            decoder = Decoder(config, self.weights)
+            decoder = Decoder(config, self.weights, base=base)
             decoder.bind_gradients(self.gradient)
             self._loss = SummedLoss(decoder)
             return

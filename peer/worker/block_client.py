@@ -22,6 +22,7 @@ from peer.ipc.block_messages import (
     ROWS_MAX,
     CloseSession,
     FromBlocks,
+    LoadAdapter,
     LoadBlocks,
     RingEnds,
     ToBlocks,
@@ -70,6 +71,8 @@ class BlockConfig:
     load_timeout_s: float = 600.0
     quantization: Quantization | None = None
     """Of the matrices inside of the blocks."""
+    adapters: tuple[LoadAdapter, ...] = ()
+    """What sessions may choose, by number."""
     gives_way: bool = False
     """Whether a worker that trains on the same processors goes first."""
 
@@ -269,5 +272,6 @@ class BlockWorkerGroup:
             to_worker=to_worker,
             from_worker=from_worker,
             quantization=config.quantization,
+            adapters=config.adapters,
             gives_way=config.gives_way,
         )

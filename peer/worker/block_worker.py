@@ -21,14 +21,15 @@ from peer.compute.device import resolve_device
 from peer.errors import CheckpointError, ConfigError
 from peer.footprint.stored import StoredTensor, stored_tensors
 from peer.inference.blocks import SpanBlocks
-from peer.inference.engine import Engine, StepOutput, StepRefused
-from peer.inference.matrices import TensorSource
+from peer.inference.engine import Engine
+from peer.inference.step_output import StepOutput, StepRefused
 from peer.inference.wire_rows import TYPES, rows_from, rows_to
 from peer.ipc.block_messages import (
     LOGPROB_MIN,
     REASON_MAX,
     ComputeTokens,
     FromBlocks,
+    LoadAdapter,
     LoadBlocks,
     OpenSession,
     RewindSession,
@@ -45,6 +46,7 @@ from peer.ipc.block_messages import (
 from peer.ipc.messages import ModelLoaded, Stop
 from peer.ipc.ring import Piece, Ring
 from peer.loading import Loading
+from peer.model.matrices import TensorSource
 from peer.model.parameter_files import ParameterFiles
 from peer.model.parameter_names import EMBEDDING
 from peer.model.quantize import STORED_TYPES
@@ -67,6 +69,8 @@ class BlockWorker:
         device = resolve_device(load.device)
         source = _counted(parameters_of(load), Loading(link.emit, "load", loaded_bytes(load)))
         blocks = SpanBlocks(load.model, load.span, source, device.torch, load.window, load.quantization)
+        for each in load.adapters:
+            blocks.add_adapter(each.adapter, _adapter_source(each))
         self._engine = Engine(blocks, load.pages, load.rows_max, load.chunk_tokens)
         self._incoming = Ring.attach(load.to_worker.fds, load.to_worker.size_bytes)
         self._outgoing = Ring.attach(load.from_worker.fds, load.from_worker.size_bytes)
@@ -120,7 +124,13 @@ class BlockWorker:
             first = span.first if message.first is None else message.first
             end = span.end if message.end is None else message.end
             have = engine.open(
-                message.session, message.sampling, message.names, (first, end), message.client, message.prefix
+                message.session,
+                message.sampling,
+                message.names,
+                (first, end),
+                message.client,
+                message.prefix,
+                adapter=message.adapter,
             )
             if message.wire is not None:
                 self._wires[message.session] = message.wire
@@ -227,6 +237,22 @@ def parameters_of(load: LoadBlocks) -> TensorSource:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ConfigError(f"{name} in {folders} is of the type {kind}: take a checkpoint in fp32, bf16 or fp16")
         return tensor.to(dtype, copy=True)  # a mapped file may change, and lies at any address
+
+    return source
+
+
+def _adapter_source(load: LoadAdapter) -> TensorSource:
+    """Return where the tensors of an adapter come from, as copies. Raises ConfigError if its file is missing."""
+    try:
+        files = ParameterFiles([Path(load.folder)])
+    except CheckpointError as error:
+        raise ConfigError(str(error)) from error
+
+    def source(name: str) -> Tensor:
+        try:
+            return files.tensor(name).clone()
+        except CheckpointError as error:
+            raise ConfigError(str(error)) from error
 
     return source
 

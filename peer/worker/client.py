@@ -128,6 +128,7 @@ class WorkerGroup(WorkerCommands):
             step_size=self._step_size,
             seed=config.seed,
             vectors=self._buffers.vectors,
+            base=config.base,
         )
 
     async def _run(self) -> None:

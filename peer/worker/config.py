@@ -17,6 +17,7 @@ from peer.ipc.corpus_messages import LoadCorpus, OwnText, PageFolders
 from peer.ipc.messages import VectorFds
 from peer.ipc.shared_memory import SharedBuffer
 from peer.ipc.stage_spec import StageSpec
+from peer.ipc.train_messages import LoadBase
 from peer.model.layout import FlatLayout
 from peer.worker.launch import BEHIND_THE_NETWORK
 
@@ -54,6 +55,8 @@ class WorkerConfig:
     """Whether no worker is started before `WorkerCommands.resume`."""
     stage: StageSpec | None = None
     """The stage of a pipeline to compute; None: the whole model."""
+    base: LoadBase | None = None
+    """Of a model with an adapter: its frozen weights."""
     ranks: Layout = field(default_factory=Layout)
     """How the workers share the model."""
 

@@ -90,8 +90,10 @@ def _build() -> type[Program]:
 
 
 def _train_grants(load: LoadTrain) -> Grants:
+    corpus = _corpus_grants(load.corpus)
     return replace(
-        _corpus_grants(load.corpus),
+        corpus,
+        readable=corpus.readable if load.base is None else (*corpus.readable, *load.base.folders),
         compiles=load.compute.compile,
         accelerators=load.compute.device_of(load.rank) != "cpu",
         tcp=load.layout.size > 1,
@@ -113,7 +115,11 @@ def _corpus_grants(load: LoadCorpus) -> Grants:
 
 
 def _block_grants(load: LoadBlocks) -> Grants:
-    return Grants(private=load.directory, readable=load.folders, accelerators=load.device != "cpu")
+    return Grants(
+        private=load.directory,
+        readable=(*load.folders, *(each.folder for each in load.adapters)),
+        accelerators=load.device != "cpu",
+    )
 
 
 def _block_niceness(load: LoadBlocks) -> int:

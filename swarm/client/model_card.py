@@ -32,6 +32,11 @@ _ONE_DATA_SET: Final = (
     "All peers train on the one data set that is named above, by the hash of its index, and measure the held-out loss",
     "on a part of it. No other peer has checked the losses that a peer reports.",
 )
+_KINDS: Final = (
+    "A decoder of the Llama family, trained by volunteers' machines with Barnraise.",
+    "A LoRA adapter, trained by volunteers' machines with Barnraise beside a frozen base of the Llama family.",
+    "A decoder of the Llama family, tuned by volunteers' machines with Barnraise: an adapter merged into its base.",
+)
 _MARKS: Final = re.compile(r"([!-/:-@\[-`{-~])")  # all of ASCII's signs
 
 
@@ -53,17 +58,20 @@ class TrainedFacts:
     """The index of the run's data set, if an exported home has it."""
 
 
-def model_card(manifest: Manifest, facts: TrainedFacts, source: str = ".") -> str:
-    """Return the text of README.md. `source`: the folder or the Hub's id from which the model is loaded."""
-    return "\n".join([*_front_matter(manifest), "", WRITTEN_MARK, "", *_body(manifest, facts, source), ""])
+def model_card(manifest: Manifest, facts: TrainedFacts, source: str = ".", is_merged: bool = False) -> str:
+    """Return the text of README.md. `source`: the folder or the Hub's id from which the model is loaded. `is_merged`:
+    whether an adapter is written with its base, as one model."""
+    return "\n".join(
+        [*_front_matter(manifest, is_merged), "", WRITTEN_MARK, "", *_body(manifest, facts, source, is_merged), ""]
+    )
 
 
-def _front_matter(manifest: Manifest) -> list[str]:
+def _front_matter(manifest: Manifest, is_merged: bool) -> list[str]:
     said = {"license": manifest.run.license, "base_model": manifest.base_model}
     return [
         "---",
         *(f"{name}: {json.dumps(value)}" for name, value in said.items() if value),  # a JSON string is one of YAML
-        "library_name: transformers",
+        f"library_name: {'peft' if _is_adapter(manifest, is_merged) else 'transformers'}",
         "pipeline_tag: text-generation",
         "tags:",
         "- barnraise",
@@ -72,11 +80,15 @@ def _front_matter(manifest: Manifest) -> list[str]:
     ]
 
 
-def _body(manifest: Manifest, facts: TrainedFacts, source: str) -> list[str]:
+def _is_adapter(manifest: Manifest, is_merged: bool) -> bool:
+    return manifest.base is not None and not is_merged
+
+
+def _body(manifest: Manifest, facts: TrainedFacts, source: str, is_merged: bool) -> list[str]:
     return [
         f"# {_escaped(manifest.run.name)}",
         "",
-        "A decoder of the Llama family, trained by volunteers' machines with Barnraise.",
+        _KINDS[0 if manifest.base is None else 1 + is_merged],
         "",
         "| | |",
         "|---|---|",
@@ -86,11 +98,24 @@ def _body(manifest: Manifest, facts: TrainedFacts, source: str) -> list[str]:
         *(_OWN_TEXT if manifest.data.pages is None else _ONE_DATA_SET),
         "",
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"model = AutoModelForCausalLM.from_pretrained({json.dumps(source)})",
+        *_loading(manifest, source, is_merged),
         f"tokenizer = AutoTokenizer.from_pretrained({json.dumps(source)})",
         "```",
+    ]
+
+
+def _loading(manifest: Manifest, source: str, is_merged: bool) -> list[str]:
+    """Return the lines of Python that load the model."""
+    if not _is_adapter(manifest, is_merged):
+        load = f"model = AutoModelForCausalLM.from_pretrained({json.dumps(source)})"
+        return ["from transformers import AutoModelForCausalLM, AutoTokenizer", "", load]
+    base = json.dumps(manifest.base_model or "FOLDER_OF_THE_BASE")
+    return [
+        "from peft import PeftModel",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        f"base = AutoModelForCausalLM.from_pretrained({base})",
+        f"model = PeftModel.from_pretrained(base, {json.dumps(source)})",
     ]
 
 
@@ -98,7 +123,7 @@ def _rows(manifest: Manifest, facts: TrainedFacts) -> list[tuple[str, str]]:
     model, last = manifest.model, manifest.run.rounds
     rounds = ", ".join(map(str, facts.rounds)) + (f" of {last}" if last else "")
     rows = [
-        ("Parameters", f"{parameter_count(model):,}"),
+        ("Parameters", f"{parameter_count(model):,}" + (" of the adapter" if manifest.base is not None else "")),
         ("Context", f"{model.max_seq_len:,} tokens"),
         ("Run", f"`{manifest.run_id}`"),
         ("Coordinator", f"`{manifest.authority}`"),

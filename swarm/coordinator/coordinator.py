@@ -24,6 +24,7 @@ from peer.events import Event, EventLog, Watcher
 from peer.net.host import Host, open_host
 from peer.net.lan.discovery import Lan
 from peer.net.reach import Reach
+from swarm.coordinator.base_model import open_base
 from swarm.coordinator.coordinated_group import CoordinatedGroup, Disk
 from swarm.coordinator.data_set import offer, open_data_set, tell_of
 from swarm.coordinator.gossip_end import GossipEnd
@@ -134,7 +135,8 @@ async def run_coordinator(
                 gate.learn_bans(bans)
             stores.extend(_snapshots(state) for state in states)
             states.clear()  # the stores hold them
-            serve_snapshots(host.rpc, stores)
+            base = await open_base(host, home, manifest)
+            serve_snapshots(host.rpc, stores if base is None else [*stores, base.store])
             serve_second(host)
             if library is not None:
                 offer(host, library)

@@ -24,12 +24,21 @@ from peer.ipc.span import spans_of
 from peer.model.huggingface import flatten, load_pretrained, weight_type
 from peer.model.layout import FlatLayout, init_flat, split_flat, untie
 from peer.model.text_rules import TextRules, read_text_rules
+from swarm.coordinator.base_model import HashedBase, hash_base
 from swarm.placement.costs import cut
 from swarm.placement.stages import layout_of, open_store, slices_of_update
 from swarm.protocol.messages import SLICE_BYTES_MAX
 from swarm.protocol.roster_room import ROSTER_BYTES_MAX, peers_that_fit
 from swarm.run.config import RunConfig
-from swarm.run.features import BUNDLES, SHARES, features_of, inner_features, message_features, model_features
+from swarm.run.features import (
+    BUNDLES,
+    SHARES,
+    features_of,
+    inner_features,
+    message_features,
+    model_features,
+    weight_features,
+)
 from swarm.run.home import Home
 from swarm.run.hub_models import hub_id, located
 from swarm.run.manifest import PROTOCOL_VERSION, Manifest, fit_templates, sign_manifest
@@ -44,7 +53,8 @@ the initial one or, of a complete run, the last."""
 
 def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog) -> CreatedRun:
     """Make the initial state, sign the manifest, keep both under `path`. Raises ConfigError, CheckpointError."""
-    model, theta, dtype = _model(run)
+    base = _base(path, run, events)
+    model, theta, dtype = _model(run, base)
     tokenizer, tokenizer_name, vocabulary = read_tokenizer(run)
     if vocabulary > model.vocab_size:
         raise ConfigError(
@@ -82,6 +92,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
             *model_features(model),
             *message_features(run.outer, run.codec),
             *inner_features(run.inner),
+            *(() if base is None else weight_features(base.frozen.quantization)),
             *bundled,
             *shared,
         ),
@@ -98,6 +109,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         base_model="" if run.pretrained is None else hub_id(run.pretrained.init),
         text=text,
         export_dtype=dtype,
+        base=None if base is None else base.frozen,
     )
     manifest = fit_templates(manifest)
     for stage, state in enumerate(states):
@@ -126,9 +138,21 @@ def reload(path: Path, manifest: Manifest, identity: Identity, events: EventLog)
     return states
 
 
-def _model(run: RunConfig) -> tuple[ModelConfig, Tensor, WeightType]:
+def _base(path: Path, run: RunConfig, events: EventLog) -> HashedBase | None:
+    """Return the base of the adapter that is to be trained; None where the whole model is."""
+    if run.adapter is None or run.pretrained is None:
+        return None
+    base = hash_base(located(run.pretrained.init), run.pretrained.quantize, Home(path), events)
+    run.pretrained.check(base.model)
+    return base
+
+
+def _model(run: RunConfig, base: HashedBase | None) -> tuple[ModelConfig, Tensor, WeightType]:
     """Return the model's shape, its initial weights, flat fp32, and the type in which they were read; for a pipeline
-    with the head untied."""
+    with the head untied. Of a model with a `base` they are the adapter's."""
+    if base is not None:
+        model = changed(base.model, adapter=run.adapter)
+        return model, init_flat(model, run.run.seed), base.frozen.dtype
     if run.pretrained is None:
         assert run.model is not None
         return run.model, init_flat(run.model, run.run.seed), "fp32"

@@ -35,6 +35,7 @@ from swarm.run.sections import AUTO_TOKENIZER
 from swarm.run.tokenizer import read_tokenizer
 
 _PEER_FILES: Final = ("invite", "living", "guests.msgpack", "addresses.json", "bans.msgpack", "complete", "loss.png")
+_BASE: Final = ("base", "base.source")
 _REQUESTS: Final = ("regroup.request", "regroup.answer")
 _STAGE_FILES: Final = ("agreement", "results", "fetched", "checkpoints", "state.part")
 
@@ -91,6 +92,7 @@ def _set_aside(path: Path) -> None:
         for name in (
             *_PEER_FILES,
             *_REQUESTS,
+            *_BASE,
             *_STAGE_FILES,
             *stages,
             TOKENIZER_FILE,
@@ -119,6 +121,8 @@ def _difference(run: RunConfig, manifest: Manifest, home: Path) -> str:
         data = msgspec.structs.replace(run.data, end_of_text=manifest.data.end_of_text)
         run = msgspec.structs.replace(run, data=data)
     differing = [f"[{name}]" for name in sections if getattr(run, name) != getattr(manifest, name)]
+    if run.pretrained is not None and run.adapter != manifest.model.adapter:
+        differing.append("[adapter]")
     if run.pretrained is None or run.tokenizer.source != AUTO_TOKENIZER:  # else the checkpoint may be gone
         with suppress(ConfigError, ResourceError):  # the run has a copy, so the file may be missing
             if read_tokenizer(run)[1] != manifest.tokenizer:

@@ -58,7 +58,7 @@ class StartSession(msgspec.Struct, frozen=True, array_like=True, tag=1):
     allowed: Position = 0
     """The last server draws tokens for positions below this, until `Allow` raises it."""
     commit: Annotated[bytes, msgspec.Meta(max_length=16)] = b""
-    """Of a training run: the name of the commit to compute with."""
+    """Of a training run: the name of the commit to compute with; of a served model: that of the adapter, if any."""
     wire: WireType | None = None
     """In which hidden states cross the wire; None: the model's own. It stays that of the session's first revision."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -28,10 +28,10 @@ from peer.ipc.span import Span
 from peer.model.parameter_files import ParameterFiles
 from peer.model.quantize import STORED_TYPES, stored_values
 from peer.net.host import Host
-from peer.net.rpc import Buffer, Call, Rpc
+from peer.net.rpc import Buffer, Call
 from swarm.parts.weights import HashedWeights, Weights, part_bytes, part_spans
 from swarm.state.chunk_fetch import ChunkFetch
-from swarm.state.messages import AskChunk, AskHashes, StateMethods, StateReply
+from swarm.state.messages import AskChunk, AskHashes, AskResult, ResultPart, StateReply
 from swarm.state.partial_file import PartFile
 from swarm.state.upload_limits import SnapshotLimits, UploadSlots
 
@@ -57,12 +57,15 @@ def part_tensors(files: ParameterFiles, weights: Weights, span: Span) -> list[Te
 
 
 class PartStore:
-    """The parts that this peer serves to others, mapped from its files."""
+    """The parts that this peer serves to others, mapped from its files: a `swarm.state.server.StateStore`."""
 
-    def __init__(self, manifest: HashedWeights, limits: SnapshotLimits | None = None) -> None:
+    part_bytes_max: Final = 0
+
+    def __init__(self, manifest: HashedWeights, slots: UploadSlots | None = None) -> None:
+        """`slots`: of the peer, where it serves other data as well; None: of its own."""
         self._manifest = manifest
         self._parts: dict[bytes, tuple[StateTree, StateBytes]] = {}
-        self._slots = UploadSlots(limits or SnapshotLimits())
+        self._slots = UploadSlots(SnapshotLimits()) if slots is None else slots
 
     @property
     def roots(self) -> frozenset[bytes]:
@@ -86,19 +89,22 @@ class PartStore:
         self._parts[tree.root] = (tree, StateBytes(tensors))
         return True
 
-    def serve(self, rpc: Rpc) -> None:
-        """Answer other servers from now on."""
-        manifest = self._manifest
-        largest = max(part_bytes(manifest, span) for span in part_spans(manifest))
-        methods = StateMethods.of(largest, 0)
-        rpc.register(methods.hashes, self._hashes)
-        rpc.register(methods.chunk, self._chunk)
+    @property
+    def size_bytes(self) -> int:
+        """The size of the largest part."""
+        return max(part_bytes(self._manifest, span) for span in part_spans(self._manifest))
 
-    async def _hashes(self, call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
+    def serves(self, state_hash: bytes) -> bool:
+        """Return whether the part with that hash is here."""
+        return state_hash in self._parts
+
+    async def send_hashes(self, call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:
+        """Answer a request for the chunk hashes of a part."""
         part = self._parts.get(call.body.state_hash)
         return StateReply("gone") if part is None else (StateReply("here"), b"".join(part[0].hashes))
 
-    async def _chunk(self, call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
+    async def send_chunk(self, call: Call[AskChunk]) -> StateReply | tuple[StateReply, Buffer]:
+        """Answer a request for one chunk of a part."""
         part = self._parts.get(call.body.state_hash)
         if part is None:
             return StateReply("gone")
@@ -111,6 +117,10 @@ class PartStore:
             return StateReply("busy", pin)
         pin += await trio.to_thread.run_sync(held.copy, start, end)  # the first reading comes from the disk
         return StateReply("here"), pin
+
+    async def send_result(self, call: Call[AskResult]) -> ResultPart:
+        """Answer that there is none: parts do not change."""
+        return ResultPart("gone")
 
 
 def part_path(folder: Path, number: int) -> Path:
@@ -191,8 +201,3 @@ def _write(target: Path, pieces: Iterable[Buffer]) -> None:
 
 def _unwritable(target: Path, error: OSError) -> ResourceError:
     return ResourceError(f"{target} cannot be written ({error.strerror}): free space, or choose another --home")
-
-
-def missing_parts(store: PartStore, manifest: HashedWeights, numbers: Sequence[int]) -> list[int]:
-    """Return those of the parts that are not on the store."""
-    return [number for number in numbers if manifest.checkpoint[number] not in store.roots]

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from peer.config import HiddenType, ModelConfig, Quantization
+from peer.footprint.parameters import base_of
 from peer.footprint.stored import stored_bytes
 from peer.ipc.span import Span
-from swarm.run.manifest import BlockRange
+from swarm.run.manifest import BlockRange, Manifest
 
 
 class Weights(Protocol):
@@ -50,6 +51,25 @@ def parts_of(weights: Weights, span: Span) -> list[int]:
 def part_bytes(weights: Weights, span: Span) -> int:
     """Return the size of the weights of a span."""
     return stored_bytes(weights.model, span.blocks, weights.dtype, weights.quantization)
+
+
+@dataclass(frozen=True)
+class BaseWeights:
+    """The frozen base of a run with an adapter, as its manifest names it: `HashedWeights`."""
+
+    model: ModelConfig
+    dtype: HiddenType
+    quantization: Quantization | None
+    cuts: tuple[BlockRange, ...]
+    checkpoint: tuple[bytes, ...]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> BaseWeights | None:
+        """Return the base of a run; None where the whole model is trained."""
+        base = manifest.base
+        if base is None:
+            return None
+        return cls(base_of(manifest.model), base.dtype, base.quantization, base.cuts, base.checkpoint)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Final
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig
 from optim.wire_sizes import exchange_of
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import DataConfig, InnerConfig, ModelConfig, StorageConfig
 from peer.errors import ConfigError
 from peer.footprint.host import footprint
 from peer.footprint.layout import Layout
@@ -117,12 +117,14 @@ class RunShape:
     codec: CodecConfig
     pipeline: PipelineConfig
     cuts: tuple[tuple[int, int], ...]
+    base: StorageConfig | None = None
+    """Of a model with an adapter: the form of its frozen weights."""
 
     @classmethod
     def of(cls, manifest: Manifest) -> RunShape:
         """Return the rules of a manifest."""
         m = manifest
-        return cls(m.model, m.data, m.inner, m.outer, m.codec, m.pipeline, m.cuts)
+        return cls(m.model, m.data, m.inner, m.outer, m.codec, m.pipeline, m.cuts, m.base)
 
     def workload(self, stage: int, peers: int, device: DeviceKind = "cpu", narrow: bool = False) -> Workload:
         """Return the part of one peer in a stage whose group has that many `peers`."""
@@ -138,6 +140,7 @@ class RunShape:
             is_synchronous=staged and isinstance(self.outer, AllReduceConfig),
             device=device,
             narrow=narrow,
+            base=self.base,
         )
 
     def placed(self, work: Workload, memory_bytes: float) -> Workload:

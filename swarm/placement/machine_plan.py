@@ -288,6 +288,10 @@ def _remedy(shape: RunShape, machine: Machine) -> str:
     has_wide_moments = machine.device == "cuda" and shape.inner.optimizer == "adamw"
     if has_wide_moments and not _all_fit(small, machine) and _all_fit(eight, machine):
         return 'with [inner] optimizer = "adamw8bit" it fits'
+    if shape.base is not None:
+        nf4 = replace(small, base=changed(shape.base, quantization="nf4"))
+        fits = shape.base.quantization != "nf4" and _all_fit(nf4, machine)
+        return 'with [model] quantize = "nf4" it fits' if fits else ""
     for stages in range(len(shape.cuts) + 1, _STAGES_TRIED + 1):
         try:
             model = changed(shape.model, tie_embeddings=False)

@@ -19,11 +19,11 @@ from typing import Any, Final, get_args, get_type_hints
 import msgspec
 
 from optim.config import DENSE, MEAN_ONLY, METHODS, CodecConfig, OuterConfig, check_merge, check_momentum
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import TARGETS, AdapterConfig, DataConfig, InnerConfig, ModelConfig, Quantization
 from peer.errors import ConfigError
 from peer.files import read_bounded
 from swarm.run.hub_models import hub_id
-from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_fit, check_pipeline
+from swarm.run.sections import PipelineConfig, RunRules, TokenizerConfig, check_adapter, check_fit, check_pipeline
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -38,7 +38,7 @@ _SEED: Final = ("run", "seed")  # has 63 bits and its own check
 _REFUSED: Final[dict[tuple[str, ...], str]] = {
     ("data", "path"): "each peer names its own folder, with `peer join --data DIR`",
     ("data", "pages"): 'set source = "pages", and name the data set with `peer coordinate --data DIR`',
-    ("model", "adapter"): "whole models are trained; peft tunes one that was exported",
+    ("model", "adapter"): "write the section [adapter], and [model] base = the checkpoint to tune",
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
     ("run", "faults_tolerated"): 'leave it out; coordinator = "required" lets no number of members make two histories',
 }
@@ -49,9 +49,12 @@ _SECTIONS: Final = {
 
 
 class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
-    """`[model] init = FOLDER`: sizes, weights and (unless set otherwise) the tokenizer of a Hugging Face checkpoint."""
+    """`[model] init = FOLDER`: sizes, weights and (unless set otherwise) the tokenizer of a Hugging Face checkpoint.
+    With `[model] base = FOLDER` its weights stay as they are, and an adapter is trained beside them."""
 
     init: str
+    quantize: Quantization | None = None
+    """Of a base: the form of its matrices. None: as they are in the checkpoint."""
     said: dict[str, Any] = {}
     """Other settings of [model] beside it, which must be those of the checkpoint."""
 
@@ -75,6 +78,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     outer: OuterConfig
     model: ModelConfig | None = None
     pretrained: Pretrained | None = None
+    adapter: AdapterConfig | None = None
+    """Trained beside the weights of `pretrained`; None: those themselves are trained."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     codec: CodecConfig = CodecConfig()
     pipeline: PipelineConfig = PipelineConfig()
@@ -118,14 +123,15 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
         if isinstance(value, int) and abs(value) >= INTEGER_MAX and path != _SEED:
             raise _fault(name, text, path, "the number is too large: give less than 2**53")
     model = raw.get("model")
-    if isinstance(model, dict) and "init" in model:
-        if path := _unknown_field(model, get_type_hints(ModelConfig) | {"init": str}, ("model",)):
-            raise _fault(name, text, path, _why_unknown(path[:-1], path[-1], "diloco"))
-        raw["pretrained"] = {"init": raw["model"].pop("init"), "said": raw.pop("model")}
+    tunes = isinstance(model, dict) and "base" in model
+    if isinstance(model, dict) and (tunes or "init" in model):
+        _take_pretrained(raw, name, text)
     elif "pretrained" in raw:
         raise _fault(name, text, ("pretrained",), "unknown section; write [model] init = ...")
     elif model is None:
         raise ConfigError(f"{name} has no section [model]: {_TEMPLATE_HINT}")
+    if "adapter" in raw and not tunes:
+        raise _fault(name, text, ("adapter",), "an adapter is beside a checkpoint: write [model] base = ...")
     method = _method(raw, name, text)
     if "pages" in (data if isinstance(data := raw.get("data"), dict) else ()):  # which only a manifest has
         raise _fault(name, text, ("data", "pages"), _why_unknown(("data",), "pages", method))
@@ -139,6 +145,8 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
     try:
         check_merge(config.outer, config.codec, config.run.max_peers)
         check_momentum(config.outer, config.codec)
+        if config.adapter is not None:
+            check_adapter(config.pipeline, config.outer)
         if config.model is not None:
             check_fit(config.model, config.data, config.tokenizer.source)
             check_pipeline(config.pipeline, config.model, config.inner, config.outer)
@@ -146,6 +154,24 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
         field = str(error).split(" is ", 1)[0]
         raise _fault(name, text, (_SECTIONS.get(field, "model"), field), str(error)) from error
     return config
+
+
+def _take_pretrained(raw: dict[str, Any], name: str, text: str) -> None:
+    """Turn the section [model], which names a checkpoint to start from (init) or to tune (base), into what `RunConfig`
+    has of it."""
+    model = raw.pop("model")
+    key = "base" if "base" in model else "init"
+    own = {"base": str, "quantize": Quantization} if key == "base" else {"init": str}
+    if key == "base" and "init" in model:
+        raise _fault(name, text, ("model", "init"), "init and base exclude each other: base alone tunes an adapter")
+    if path := _unknown_field(model, get_type_hints(ModelConfig) | own, ("model",)):
+        raise _fault(name, text, path, _why_unknown(path[:-1], path[-1], "diloco"))
+    raw["pretrained"] = {"init": model.pop(key), "quantize": model.pop("quantize", None), "said": model}
+    if key == "base":
+        adapter = raw.setdefault("adapter", {})
+        targets = adapter.get("targets") if isinstance(adapter, dict) else None
+        if isinstance(targets, list) and {*targets} <= {*TARGETS}:
+            adapter["targets"] = sorted(targets, key=TARGETS.index)
 
 
 def _method(raw: dict[str, Any], name: str, text: str) -> str:
@@ -223,15 +249,16 @@ def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
 
 def _choices(path: tuple[str, ...], method: str) -> list[str]:
     """Return the words that the field at `path` accepts."""
-    kind = get_type_hints(_sections(method)[path[0]])[path[-1]]
-    return [str(choice) for choice in get_args(kind)]
+    choices = get_args(get_type_hints(_sections(method)[path[0]])[path[-1]])
+    found = [choice for one in choices for choice in (get_args(one) or (one,))]
+    return [str(choice) for choice in found if choice not in (..., type(None))]
 
 
 def _sections(method: str) -> dict[str, Any]:
     return {
-        "run": RunRules, "model": ModelConfig, "pretrained": Pretrained, "tokenizer": TokenizerConfig,
-        "data": DataConfig, "inner": InnerConfig, "outer": METHODS[method], "codec": CodecConfig,
-        "pipeline": PipelineConfig,
+        "run": RunRules, "model": ModelConfig, "pretrained": Pretrained, "adapter": AdapterConfig,
+        "tokenizer": TokenizerConfig, "data": DataConfig, "inner": InnerConfig, "outer": METHODS[method],
+        "codec": CodecConfig, "pipeline": PipelineConfig,
     }  # fmt: skip
 
 

@@ -23,10 +23,11 @@ TWO_BIT: Final = "two_bit"
 SIGN_VOTES: Final = "lion_signs"
 QUANTIZED: Final = "quantized_weights"
 FP16: Final = "fp16"
+ADAPTER: Final = "adapter"
 FEATURES: Final = frozenset(
     {
         COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS,
-        TWO_BIT, SIGN_VOTES, QUANTIZED, FP16,
+        TWO_BIT, SIGN_VOTES, QUANTIZED, FP16, ADAPTER,
     }
 )  # fmt: skip
 """Features that a manifest may require (`swarm.run.manifest.CommonManifest.requires`)."""
@@ -60,7 +61,11 @@ def inner_features(inner: InnerConfig) -> tuple[str, ...]:
 def model_features(model: ModelConfig) -> tuple[str, ...]:
     """Return what the model requires of the software of each peer."""
     scaling = model.rope_scaling
-    needed = {ROPE_KIND: scaling is not None and scaling.kind != "llama3", OUTPUT_BIAS: model.output_bias}
+    needed = {
+        ROPE_KIND: scaling is not None and scaling.kind != "llama3",
+        OUTPUT_BIAS: model.output_bias,
+        ADAPTER: model.adapter is not None,
+    }
     return tuple(name for name, needs in needed.items() if needs)
 
 
@@ -77,5 +82,5 @@ def message_features(outer: OuterConfig, codec: CodecConfig) -> tuple[str, ...]:
 
 
 def weight_features(quantization: Quantization | None) -> tuple[str, ...]:
-    """Return what the stored weights of a served model require of the software of each peer."""
+    """Return what the stored weights of a served model, or of a base, require of the software of each peer."""
     return () if quantization is None else (QUANTIZED,)

@@ -2,15 +2,16 @@
 
 lock identity.key invite listening living choices.json served.json manifest.msgpack tokenizer.json guests.msgpack
 addresses.json events.jsonl worker.log worker/ corpus/ pages/ pages.index agreement/ results/ fetched/ checkpoints/
-state.part loss.png paused At the coordinator also bans.msgpack, unbegun (before the first commit), replaced/ (a run
-that never began), complete (of a gossip run), and regroup.request and regroup.answer while the operator asks for a
-regroup
+state.part loss.png paused base/ At the coordinator also bans.msgpack, unbegun (before the first commit), replaced/ (a
+run that never began), complete (of a gossip run), base.source, and regroup.request and regroup.answer while the
+operator asks for a regroup
 
 `agreement/` holds what this peer has promised to the other members of its group. It must never be put back from a
 backup: delete it instead.
 
 `worker/` is the only folder that the worker may write: token ids, temporary files, compiled kernels. `corpus/` is that
-of the process that only tokenizes. `pages/` holds pages of the run's data set, and pages.index its index.
+of the process that only tokenizes. `pages/` holds pages of the run's data set, and pages.index its index. `base/`
+holds the parts of the base that an adapter is trained beside.
 
 In a pipeline there is also `replica`, and the files of a stage (agreement/, results/, fetched/, checkpoints/,
 state.part) lie in folders stage-0/, stage-1/ and so on. There proof.msgpack proves the commit of a backup, and
@@ -33,7 +34,8 @@ from peer.files import write_atomically
 
 _BEGUN: Final = {"lock", "identity.key", "manifest.msgpack"}
 _REPLACED: Final = {
-    "addresses.json", "agreement", "backup.part", "checkpoints", "complete", "corpus", "fetched", "listening", "living",
+    "addresses.json", "agreement", "backup.part", "base", "base.source", "checkpoints", "complete", "corpus", "fetched",
+    "listening", "living",
     "loss.png", "pages", "pages.index", "replaced", "replica", "results", "state.part", "tokenizer.json", "worker",
 }  # fmt: skip
 """The files that a peer writes or empties in its home. Not those that a user may put there before its first start."""
@@ -164,6 +166,16 @@ class Home:
     def page_index(self) -> Path:
         """The index of that data set."""
         return self.path / "pages.index"
+
+    @property
+    def base(self) -> Path:
+        """The parts of the run's base that were fetched or quantized."""
+        return self.path / "base"
+
+    @property
+    def base_source(self) -> Path:
+        """At the coordinator: the path of the base's checkpoint."""
+        return self.path / "base.source"
 
     @property
     def checkpoints(self) -> Path:

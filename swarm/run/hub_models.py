@@ -51,6 +51,11 @@ def located(source: str, suffix: str = _WEIGHTS) -> Path:
     return _cached(source, suffix) or _downloaded(source, suffix)
 
 
+def in_cache(name: str) -> Path | None:
+    """Return the folder of the checkpoint with that id in this machine's cache of the Hub; None if there is none."""
+    return _cached(name, _WEIGHTS) if name else None
+
+
 def _cached(name: str, suffix: str) -> Path | None:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError

@@ -23,6 +23,7 @@ from peer.config import (
     InnerConfig,
     ModelConfig,
     Quantization,
+    StorageConfig,
     WeightType,
     check_range,
 )
@@ -99,6 +100,15 @@ class CommonManifest(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return _named(msgspec.msgpack.encode(self))
 
 
+class FrozenBase(StorageConfig, frozen=True, kw_only=True):
+    """The weights that a run with an adapter leaves as they are, in parts."""
+
+    cuts: tuple[BlockRange, ...]
+    """The blocks of each part."""
+    checkpoint: tuple[bytes, ...]
+    """The state hash of each part (`peer.checkpoint.hash_tree`)."""
+
+
 class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, tag="training_run"):
     """The agreed rules of a training run.
 
@@ -121,12 +131,19 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
     """That checkpoint's, and so that of an export if nothing else is asked for."""
     base_model: str = ""
     """That checkpoint's id on the Hugging Face Hub, which an export names; "" for a folder or a new model."""
+    base: FrozenBase | None = None
+    """Of a model with an adapter: what the adapter is beside."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         needed = {*features_of(self.run, self.data), *message_features(self.outer, self.codec)}
-        if not {*needed, *inner_features(self.inner)} <= set(self.requires):
+        needed |= {*inner_features(self.inner), *weight_features(None if self.base is None else self.base.quantization)}
+        if not needed <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")
+        if (self.base is None) != (self.model.adapter is None):
+            raise ValueError("a base is named without an adapter, or an adapter without its base")
+        if self.base is not None:
+            _check_parts(self.base.checkpoint, self.base.cuts, self.model)
         if (self.data.source == "pages") != (self.data.pages is not None):
             raise ValueError("pages are not named where the source is pages, or where it is not")
         if self.base_model and not is_hub_id(self.base_model):
@@ -215,9 +232,9 @@ class ServedModelManifest(CommonManifest, frozen=True, kw_only=True, tag_field=_
         if not set(weight_features(self.quantization)) <= set(self.requires):
             raise ValueError("requires lacks a feature that the weights need")
         check_model(self.model, self.tokenizer)
-        if len(self.checkpoint) != len(self.cuts) or any(len(root) != HASH_BYTES for root in self.checkpoint):
-            raise ValueError("checkpoint is not a hash of 32 bytes for each part")
-        _check_cuts(self.cuts, self.model)
+        if self.model.adapter is not None:
+            raise ValueError("a served model has an adapter")
+        _check_parts(self.checkpoint, self.cuts, self.model)
 
 
 FittedManifest = TypeVar("FittedManifest", Manifest, ServedModelManifest)
@@ -337,6 +354,12 @@ class _Preamble(msgspec.Struct, frozen=True):
     protocol: int
     authority: str
     requires: Annotated[tuple[Name, ...], msgspec.Meta(max_length=FEATURES_MAX)] = ()
+
+
+def _check_parts(checkpoint: tuple[bytes, ...], cuts: tuple[BlockRange, ...], model: ModelConfig) -> None:
+    if len(checkpoint) != len(cuts) or any(len(root) != HASH_BYTES for root in checkpoint):
+        raise ValueError("checkpoint is not a hash of 32 bytes for each part")
+    _check_cuts(cuts, model)
 
 
 def _check_cuts(cuts: tuple[BlockRange, ...], model: ModelConfig) -> None:

@@ -39,6 +39,8 @@ class JoinConfig:
     text: OwnText = field(default_factory=OwnText)
     """Where it names none, the run's source is read, if that is on every machine. In a run of pages it names a folder
     with all of them."""
+    base: Path | None = None
+    """The folder of the base's checkpoint, in a run with an adapter; None to fetch the base."""
     data_cache_bytes: float | None = None
     """Room for pages that come from other peers; None: as `swarm.pages.sizes.cache_bytes` finds."""
     data_url: str = ""

@@ -136,10 +136,7 @@ def check_tokenizer_name(tokenizer: str) -> None:
 
 
 def check_model(model: ModelConfig, tokenizer: str) -> None:
-    """Raise ValueError, beginning with the field's name, unless the model has room for the tokenizer's ids. No run
-    trains an adapter yet, and no server computes one."""
-    if model.adapter is not None:
-        raise ValueError("adapter is set, and only whole models are trained and served here: leave it out")
+    """Raise ValueError, beginning with the field's name, unless the model has room for the tokenizer's ids."""
     if tokenizer in (AUTO_TOKENIZER, BYTES_TOKENIZER) and model.vocab_size < 256:
         raise ValueError(f"vocab_size is {model.vocab_size}: give the byte tokenizer at least 256")
 
@@ -158,6 +155,8 @@ def micro_batch_of(pipeline: PipelineConfig, inner: InnerConfig) -> int:
 
 def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerConfig, outer: OuterConfig) -> None:
     """Raise ValueError, beginning with the field's name, unless the other sections suit the pipeline."""
+    if model.adapter is not None:
+        check_adapter(pipeline, outer)
     if pipeline.stages == 1:
         return
     most = model.layers // model.shared_blocks
@@ -188,6 +187,15 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
             f"micro_batch is {pipeline.micro_batch}{meaning}: {whole} ({samples}) has {samples // size} of them, more"
             f" than the {RANGES_MAX} that one message can name; raise it, or lower {whole}"
         )
+
+
+def check_adapter(pipeline: PipelineConfig, outer: OuterConfig) -> None:
+    """Raise ValueError, beginning with the field's name, unless an adapter can be trained so."""
+    if pipeline.stages > 1:
+        raise ValueError(f"stages is {pipeline.stages}: an adapter is trained beside a whole model; leave stages out")
+    if not outer.has_common_state:
+        method = outer.__struct_config__.tag
+        raise ValueError(f"method is {method!r}: an adapter needs a common state; choose diloco")
 
 
 def schedule_caution(rules: RunRules, inner: InnerConfig, outer: OuterConfig) -> str:

@@ -32,6 +32,7 @@ async def serve_beside_training(
     serve_config = ServeConfig(
         home=config.home,
         invite=config.invite,
+        folder=config.base,
         name=config.name,
         compute=msgspec.structs.replace(config.compute, memory_bytes=memory),
         beside_training=True,

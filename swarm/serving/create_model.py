@@ -18,16 +18,13 @@ from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import CheckpointError
 from peer.events import EventLog
 from peer.files import read_bounded
-from peer.footprint.parameters import Shape
-from peer.footprint.stored import is_quantized, stored_bytes
+from peer.footprint.stored import stored_bytes
 from peer.identity import Identity, Signed
 from peer.model.hub_config import CONFIG_BYTES_MAX, chosen_quantization, read_served_config, saved_quantization
-from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles
-from peer.model.parameter_names import HEAD
-from peer.model.quantize import CODES
 from peer.model.text_rules import TextRules, read_text_rules
-from peer.model.weight_files import conversion, missing_parameter, weight_files
+from peer.model.weight_files import conversion, weight_files
+from swarm.parts.checkpoint import check_names, own_dtype
 from swarm.parts.hashing import hash_parts
 from swarm.parts.weights import EvenWeights
 from swarm.run.features import model_features, weight_features
@@ -89,8 +86,8 @@ def prepare_model(
     tokenizer, tokenizer_name = _tokenizer(folder, model)
     weight_files(folder)
     files = ParameterFiles([folder])
-    _check_names(folder, files, config)
-    own = _own_dtype(files, model, quantization)
+    check_names(folder, files, config)
+    own = own_dtype(files, model, quantization)
     stored_bytes(model, None, own, quantization)
     return PreparedModel(
         name=name,
@@ -132,34 +129,6 @@ async def create_model(home: Path, prepared: PreparedModel, identity: Identity, 
     signed = sign_manifest(identity, manifest)
     await trio.to_thread.run_sync(save_run_files, home, signed, prepared.tokenizer)
     return CreatedModel(signed, manifest, prepared.tokenizer, trees)
-
-
-def _check_names(folder: Path, files: ParameterFiles, config: ModelConfig) -> None:
-    """Check that the files hold all parameters. The embedding is the head only of a model whose config.json ties it."""
-    names = files.names if config.tie_embeddings or files.has_head else files.names - {HEAD}
-    for name in FlatLayout.of(msgspec.structs.replace(config, tie_embeddings=False)).slots:
-        if name not in names:
-            raise missing_parameter(folder, name, names)
-
-
-def _own_dtype(files: ParameterFiles, model: ModelConfig, quantization: Quantization | None) -> HiddenType:
-    """Return the type of a checkpoint: bf16 where all parameters are of it, those left out that are quantized."""
-    kinds = {
-        str(files.tensor(name).dtype)
-        for name, slot in FlatLayout.of(model).slots.items()
-        if not _in_codes(files, name, slot.shape, quantization)
-    }
-    unfit = kinds - {"torch.float64", "torch.float32", "torch.bfloat16", "torch.float16"}
-    if unfit:
-        raise CheckpointError(
-            f"the checkpoint has parameters of {sorted(unfit)[0]}: take one in float32, bfloat16 or float16"
-        )
-    return "bf16" if kinds == {"torch.bfloat16"} else "fp32"
-
-
-def _in_codes(files: ParameterFiles, name: str, shape: Shape, quantization: Quantization | None) -> bool:
-    """Whether a checkpoint holds a parameter in the codes of its quantization."""
-    return quantization is not None and is_quantized(name, shape) and files.tensor(name).dtype == CODES[quantization]
 
 
 def _tokenizer(folder: Path, model: ModelConfig) -> tuple[bytes, str]:

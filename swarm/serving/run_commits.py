@@ -30,10 +30,10 @@ from swarm.client.session import RunClient
 from swarm.inference.record import COMMIT_BYTES, ServedCommit
 from swarm.membership.head_history import ask_history
 from swarm.membership.proven_heads import ProvenHead
+from swarm.parts.held_parts import arriving
 from swarm.placement.stages import layout_of, state_bytes
 from swarm.protocol.head import Head
 from swarm.run.manifest import Manifest
-from swarm.serving.server_events import arriving
 from swarm.state.fetch import fetch_ranges
 
 WEIGHTS_FILE: Final = "model.safetensors"
@@ -133,8 +133,10 @@ class CommitFiles:
         """Write the parameters of the blocks as the run's export has them."""
         manifest = self._client.training
         exported, served = _TORCH[manifest.export_dtype], _TORCH[served_type(manifest)]
+        if manifest.model.adapter is not None:
+            exported = served = torch.float32
         wanted = set(FlatLayout.of(manifest.model, span).slots)
-        if span.is_last and manifest.model.tie_embeddings:  # of one stage then
+        if span.is_last and manifest.model.tie_embeddings and manifest.model.adapter is None:  # of one stage then
             wanted.add(EMBEDDING)
         tensors = {
             name: flat[slot.offset : slot.offset + slot.numel].view(slot.shape).to(exported).to(served).contiguous()

@@ -25,7 +25,7 @@ if sys.version_info < (3, 11):
 
 from peer.errors import BarnraiseError, ConfigError, NetworkError, ResourceError
 from peer.events import Event, EventLog
-from peer.ipc.block_messages import CHUNK_TOKENS, row_bytes_max
+from peer.ipc.block_messages import CHUNK_TOKENS, LoadAdapter, row_bytes_max
 from peer.ipc.span import Span
 from peer.loading import loading
 from peer.worker.block_client import BlockConfig, BlockWorkerGroup
@@ -33,7 +33,8 @@ from swarm.client.session import RunClient
 from swarm.inference.record import COMMITS_MAX, SERVERS, ServerRecord, check_commits, servers_key
 from swarm.membership.membership import Membership
 from swarm.membership.open_peer import OpenPeer
-from swarm.parts.weights import EvenWeights, part_bytes
+from swarm.parts.base import bring_base
+from swarm.parts.weights import BaseWeights, EvenWeights, Weights, part_bytes, parts_of
 from swarm.run.bootstrap import ManifestT
 from swarm.run.home import Home
 from swarm.run.manifest import Manifest
@@ -75,7 +76,10 @@ class RunServer:
         check_commits(manifest)
         self._config, self._home, self._host, self._manifest = config, home, peer.host, manifest
         self._events = _without_namesakes(peer.host.events) if config.beside_training else peer.host.events
-        self._weights = EvenWeights(manifest.model, served_type(manifest))
+        base = BaseWeights.of(manifest)
+        self._weights: Weights = base or EvenWeights(manifest.model, served_type(manifest))
+        self._base_folders: tuple[Path, ...] = ()
+        """Of a run that tunes an adapter: where the base is."""
         self._memory = memory_for(config.compute.memory_bytes) / COMMITS_MAX
         self._room = self._checked_room()
         self._random = random.Random(secrets.token_hex(8))
@@ -146,6 +150,7 @@ class RunServer:
     async def _serve_span(self, ready: Callable[[Span], None]) -> Span:
         """Serve commits until other blocks need this peer more, and return those."""
         self._files.keep(())  # other blocks; or of an earlier process, and not checked since
+        await self._bring_base()
         better, left = list[Span](), trio.Event()
 
         async def follow() -> None:
@@ -163,6 +168,25 @@ class RunServer:
                     await left.wait()
                     commits.cancel_scope.cancel()
         return better[0]
+
+    async def _bring_base(self) -> None:
+        """Have the parts of a base that the span needs on this disk. Raises ConfigError, NetworkError, ResourceError,
+        CheckpointError."""
+        if self._manifest.base is None:
+            return
+        wanted = {*parts_of(self._weights, self._span)}
+        if self._span.is_last and self._weights.model.tie_embeddings:
+            wanted.add(0)
+        members = await self._client.members()
+        held = await bring_base(
+            self._host,
+            self._manifest,
+            self._home.base,
+            self._config.folder,
+            lambda: (*members, self._manifest.authority),
+            numbers=sorted(wanted),
+        )
+        self._base_folders = tuple(held.folders)
 
     async def _follow(self, commits: trio.Nursery, ready: Callable[[Span], None]) -> Span:
         told, look_at = False, 0.0
@@ -241,7 +265,8 @@ class RunServer:
         self, commit: RunCommit, worker: BlockWorkerGroup, nursery: trio.Nursery, tried: trio.Event
     ) -> None:
         served, self._count = commit.served, self._count + 1
-        server = BlockServer(worker, self._host, nursery, self._membership.knows)
+        adapters = None if self._manifest.base is None else {served.name: 0}
+        server = BlockServer(worker, self._host, nursery, self._membership.knows, adapters)
         server.leaving = self._leaving
         nursery.start_soon(server.run)
         self._servers.add(served, server)
@@ -264,12 +289,15 @@ class RunServer:
         return server.sessions == 0 or trio.current_time() - server.worked_at > IDLE_S
 
     def _worker_config(self, folder: Path) -> BlockConfig:
+        adapter = self._manifest.model.adapter
         return BlockConfig(
-            model=self._manifest.model,
+            model=self._weights.model,
             span=self._span,
             dtype=self._weights.dtype,
+            quantization=self._weights.quantization,
             window=None,
-            folders=(folder,),
+            folders=self._base_folders or (folder,),
+            adapters=() if adapter is None else (LoadAdapter(str(folder.absolute()), adapter),),
             directory=self._home.path / f"blocks-{self._count % COMMITS_MAX}",
             gives_way=self._config.beside_training,
             events=self._events,

@@ -7,7 +7,7 @@ the session, and from the last one to the client.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final
 
 import trio
@@ -66,8 +66,10 @@ class BlockServer:
         host: Host,
         nursery: trio.Nursery,
         knows: Callable[[str], Awaitable[bool]],
+        adapters: Mapping[bytes, int] | None = None,
     ) -> None:
-        """`knows`: whether a peer has a record as a server, so that a client may have us connect to it."""
+        """`knows`: whether a peer has a record as a server, so that a client may have us connect to it. `adapters`:
+        the numbers of the worker's, by what `StartSession.commit` says; None: that means nothing to the worker."""
         self._config = worker.config
         self.payload_max = row_bytes_max(worker.config.model.hidden_size) * worker.config.chunk_tokens
         self.leaving = False
@@ -78,6 +80,7 @@ class BlockServer:
         """When something came or went last."""
         self._me, self._flows, self._events = host.peer_id, host.flows, host.events
         self._worker, self._nursery, self._knows = worker, nursery, knows
+        self._adapters = adapters
         self._numbers = itertools.count(1)
         self._sessions = SessionTable()
         self._fewer = Notifier()
@@ -159,14 +162,17 @@ class BlockServer:
         if not span.first <= start.first < start.end <= span.end:
             reason = f"this server has blocks [{span.first}, {span.end}), not [{start.first}, {start.end})"
             return SessionRefused(start.session, start.revision, "span", reason)
+        if start.commit and self._adapters is not None and start.commit not in self._adapters:
+            return SessionRefused(start.session, start.revision, "value", "this server has no such adapter")
         return None
 
     async def _open(self, session: ServedSession) -> None:
         """Have the worker begin a session; its answer continues in `_wire`."""
         start = session.start
         blocks, wire = (start.first, start.end), session.wire_type
+        adapter = None if self._adapters is None else self._adapters.get(start.commit)
         opening = OpenSession(
-            session.number, start.sampling, start.names, *blocks, wire, session.client, session.prefix
+            session.number, start.sampling, start.names, *blocks, wire, session.client, session.prefix, adapter
         )
         await self._to_worker(opening, b"", session)
 

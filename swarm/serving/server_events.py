@@ -1,5 +1,4 @@
-"""The events of a server about its load, a change a second at most and none while nothing changes, and about what it
-fetches."""
+"""The events of a server about its load: a change a second at most, and none while nothing changes."""
 
 from __future__ import annotations
 
@@ -8,9 +7,8 @@ from typing import Final
 
 import trio
 
-from peer.catalogue.rounds import StateProgress
 from peer.catalogue.serving import LoadChanged
-from peer.events import Event, EventLog
+from peer.events import EventLog
 from swarm.inference.record import ServerRecord
 
 TELL_S: Final = 1.0
@@ -35,15 +33,3 @@ async def tell_load(events: EventLog, look: Callable[[], tuple[ServerRecord, int
             told = load
             events.emit(load)
         await trio.sleep(TELL_S)
-
-
-def arriving(events: EventLog, reach: Callable[[int], None]) -> EventLog:
-    """Return a log for a fetch: `reach` gets the bytes that have arrived, `events` all other events."""
-
-    def tell(event: Event) -> None:
-        if event.name == StateProgress.event_name():
-            reach(int(str(event.fields["done_bytes"])))
-        else:
-            events.emit(event.name, **event.fields)
-
-    return EventLog(watch=tell)

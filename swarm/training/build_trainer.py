@@ -15,6 +15,7 @@ from torch import Tensor
 from optim.config import AllReduceConfig
 from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import StageSpec
+from peer.ipc.train_messages import LoadBase
 from peer.worker.client import open_worker_group
 from peer.worker.stage_client import open_stage_worker_group
 from swarm.membership.member_record import MemberRecord, MemberView
@@ -46,17 +47,18 @@ PROVERS_MAX: Final = 4  # peers that are asked for a head
 
 @asynccontextmanager
 async def build_trainer(
-    context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView
+    context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView, base: LoadBase | None
 ) -> AsyncIterator[tuple[ReplicaTrainer, StageServer | None]]:
-    """Start the worker; it ends with the block. Yields the replica's trainer, a `WorkerTrainer` where it trains the
-    whole model; in a pipeline also the server that its micro-batches come through. Raises ConfigError, ResourceError,
-    WorkerError."""
+    """Start the worker; it ends with the block. `base`: the weights that an adapter is beside.
+
+    Yields the replica's trainer, a `WorkerTrainer` where it trains the whole model; in a pipeline also the server that
+    its micro-batches come through. Raises ConfigError, ResourceError, WorkerError."""
     manifest, events = context.manifest, context.host.events
     if manifest.stages > 1:
         async with _build_stage_trainer(context, stage, checkpoint, known) as built:
             yield built
         return
-    async with open_worker_group(worker_config(context)) as worker_group:
+    async with open_worker_group(worker_config(context, base=base)) as worker_group:
         trainer = trainer_of(worker_group, manifest.outer, checkpoint.state.strategy, events, context.samples)
         yield trainer, None
 

@@ -42,6 +42,7 @@ from swarm.run.owners_pause import PAUSED, obey
 from swarm.run.peer_context import PeerContext
 from swarm.state.server import serve_snapshots
 from swarm.state.snapshots import SnapshotStore
+from swarm.training.base_weights import base_store, trained_beside
 from swarm.training.build_trainer import build_trainer
 from swarm.training.checkpoints import LocalCheckpoint, saved_proof
 from swarm.training.restore import restore
@@ -61,10 +62,13 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
         backup = StageBackup(context, stage, known) if stages > 1 else None
         size_bytes = state_bytes(context.manifest, stage)
         snapshots = SnapshotStore(size_bytes, SLICE_BYTES_MAX, events=context.host.events, slots=context.uploads)
-        serve_snapshots(context.host.rpc, [snapshots] if backup is None else [snapshots, backup.snapshots])
+        parts = base_store(context)
+        beside = [None if backup is None else backup.snapshots, parts]
+        serve_snapshots(context.host.rpc, [snapshots, *(store for store in beside if store is not None)])
         await restore(context, stage, known)  # meanwhile other peers may ask for this one's backup
+        base = await trained_beside(context, parts, known)
         checkpoint = await LocalCheckpoint.open(context, stage)
-        async with build_trainer(context, stage, checkpoint, known) as (trainer, server):
+        async with build_trainer(context, stage, checkpoint, known, base) as (trainer, server):
             driver = await _restore_driver(context, stage, checkpoint, trainer, known, snapshots)
             replica = StageReplica(context, checkpoint, trainer, server, known, driver, backup)
             replica.adopt()

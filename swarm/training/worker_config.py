@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from peer.data.text_corpus import within_memory
 from peer.ipc.stage_spec import StageSpec
+from peer.ipc.train_messages import LoadBase
 from peer.machine import memory_bytes
 from peer.worker.client import WorkerConfig
 from swarm.run.manifest_transfer import TOKENIZER_FILE
@@ -12,8 +13,8 @@ from swarm.run.sections import BYTES_TOKENIZER
 from swarm.training.machine_memory import accelerator_of, host_limit, layout_of, state_lies_on_disk, step_size
 
 
-def worker_config(context: PeerContext, stage: StageSpec | None = None) -> WorkerConfig:
-    """Return what the worker is started with; `stage` None for the whole model."""
+def worker_config(context: PeerContext, stage: StageSpec | None = None, base: LoadBase | None = None) -> WorkerConfig:
+    """Return what the worker is started with; `stage` None for the whole model, `base` what an adapter is beside."""
     config, manifest = context.config, context.manifest
     limit = host_limit(config, accelerator_of(config, manifest).kind)
     own_tokenizer = manifest.tokenizer != BYTES_TOKENIZER
@@ -35,4 +36,5 @@ def worker_config(context: PeerContext, stage: StageSpec | None = None) -> Worke
         suspended=context.pause.paused and stage is None,  # a paused peer opens no replica of a stage
         nice=config.nice,
         stage=stage,
+        base=base,
     )

@@ -149,7 +149,7 @@ async def home_with_checkpoints(home: Path, manifest: Manifest, authority: Ident
     save_run_files(home, sign_manifest(authority, manifest), b"")
     identity = Identity.load_or_create(Home(home).identity)
     run = parse_run_config(template())
-    _, theta, _ = _model(run)
+    _, theta, _ = _model(run, None)
     for stage in stages:
         layout = layout_of(manifest, stage)
         named = {name: theta[: layout.numel].clone() for name in vectors_of(manifest, stage)}

@@ -147,7 +147,7 @@ def test_peft_reads_what_is_exported_and_the_merged_model_says_the_same(tmp_path
         peft: Any = importlib.import_module("peft")
         theirs = peft.PeftModel.from_pretrained(model, tmp_path / "adapter").eval()(tokens).logits
         torch.testing.assert_close(said, theirs, atol=1e-4, rtol=1e-4)
-        whole = merged(ours, flat, base)
+        whole = merged(ours, flat, base, torch.float32)
         views = FlatLayout.of(config).views(torch.cat([whole[name].flatten() for name, _ in parameter_shapes(config)]))
         plain = Decoder(config, torch.cat([view.flatten() for view in views.values()]))
         torch.testing.assert_close(plain(tokens), theirs, atol=1e-4, rtol=1e-4)

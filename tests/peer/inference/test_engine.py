@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from peer.inference.engine import Engine, StepRefused
+from peer.inference.engine import Engine
+from peer.inference.step_output import StepRefused
 from peer.ipc.block_messages import PAGE_TOKENS
 from peer.ipc.sampling_options import Sampling
 from tests.peer.inference.golden_models import expected, prompt_of

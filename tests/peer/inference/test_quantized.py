@@ -15,10 +15,10 @@ from peer.errors import CheckpointError, ConfigError
 from peer.footprint.stored import stored_bytes, stored_tensors
 from peer.inference.blocks import SpanBlocks
 from peer.inference.engine import Engine
-from peer.inference.matrices import Int8Matrix, Matrix, load_matrix
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
 from peer.model.hub_config import read_served_config, saved_quantization
+from peer.model.matrices import Int8Matrix, Matrix, load_matrix
 from peer.model.parameter_files import ParameterFiles
 from peer.model.quantize import quantized, stored_values
 from tests.peer.devices import DEVICES

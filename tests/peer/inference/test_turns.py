@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from peer.inference.engine import REST_S, Engine, StepRefused
+from peer.inference.engine import REST_S, Engine
+from peer.inference.step_output import StepRefused
 from peer.inference.turns import ClientTurns
 from peer.ipc.block_messages import PAGE_TOKENS
 from peer.ipc.sampling_options import Sampling

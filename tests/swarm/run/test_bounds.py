@@ -29,7 +29,7 @@ from peer.errors import ProtocolViolation
 from peer.identity import Identity, sign_body
 from peer.model.text_rules import Generation, TextRules
 from swarm.run.features import message_features
-from swarm.run.manifest import Manifest, ServedModelManifest, open_any_manifest
+from swarm.run.manifest import FrozenBase, Manifest, ServedModelManifest, open_any_manifest
 from swarm.run.sections import PipelineConfig, RunRules
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model
@@ -68,6 +68,7 @@ SECTIONS: list[msgspec.Struct] = [
     PipelineConfig(),
     TextRules(),
     Generation(),
+    FrozenBase(cuts=((0, 2),), checkpoint=(bytes(32),)),
     *METHODS,
 ]
 FLOATS = (math.nan, math.inf, -math.inf, 1e308, -1e308)

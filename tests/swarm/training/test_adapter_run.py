@@ -1,0 +1,91 @@
+"""A run that trains an adapter beside a frozen base: real processes, one of which has the base's checkpoint."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from peer.config import ModelConfig
+from peer.data.tokenizer import ByteTokenizer
+from peer.model.huggingface import export_pretrained
+from peer.model.layout import init_flat
+from peer.model.weight_files import WEIGHTS
+from swarm.inference.client import open_model
+from swarm.run.invite import Invite
+from tests.support.forking.command import peer_meanwhile
+from tests.support.peer_process import PeerProcess
+from tests.swarm.serving.served_run import ask, compared
+from tests.swarm.support.swarm_harness import RUN_TOML, open_swarm
+
+pytestmark = pytest.mark.process
+
+BASE = ModelConfig(hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate_size=128, max_seq_len=128)
+
+
+def tuning(base: Path, quantize: str = "") -> str:
+    """Return a RUN.toml that tunes the checkpoint in `base`."""
+    before, _, rest = RUN_TOML.partition("[model]")
+    data = rest[rest.index("[data]") :]
+    model = f'[model]\nbase = "{base}"\n{quantize}\n[adapter]\nrank = 4\nalpha = 8\n\n[tokenizer]\nsource = "bytes"\n\n'
+    return before + model + data
+
+
+async def export(*arguments: str | Path) -> None:
+    done = await peer_meanwhile("export", *arguments)
+    assert done.returncode == 0, done.stderr
+
+
+def parts(peer: PeerProcess) -> list[bytes]:
+    """Return the parts of the base that a peer has fetched."""
+    return sorted(path.read_bytes() for path in (peer.home / "base").glob("*.safetensors"))
+
+
+def same_logits(base: Path, adapter: Path, whole: Path) -> None:
+    """Check that PEFT makes of the base and the adapter what the merged model is."""
+    peft: Any = importlib.import_module("peft")
+    transformers: Any = importlib.import_module("transformers")
+    tokens = torch.arange(40).view(1, -1)
+    with torch.no_grad():
+        plain = transformers.AutoModelForCausalLM.from_pretrained(base).eval()
+        before = plain(tokens).logits
+        tuned = peft.PeftModel.from_pretrained(plain, adapter).eval()(tokens).logits
+        merged = transformers.AutoModelForCausalLM.from_pretrained(whole).eval()(tokens).logits
+    torch.testing.assert_close(tuned, merged, atol=1e-4, rtol=1e-4)
+    assert float((tuned - before).abs().max()) > 1e-2
+
+
+@pytest.mark.parametrize("quantize", ["", pytest.param('quantize = "nf4"', marks=pytest.mark.soak)])
+async def test_members_fetch_the_base_train_beside_it_and_serve_what_they_train(tmp_path: Path, quantize: str) -> None:
+    """One is killed and one joins. The answer has the tokens of the merged export, by transformers; so has PEFT."""
+    base, adapter, whole = tmp_path / "base", tmp_path / "adapter", tmp_path / "whole"
+    export_pretrained(base, BASE, init_flat(BASE, seed=1), ByteTokenizer())
+    kept = (base / WEIGHTS).read_bytes()
+    async with open_swarm(tmp_path, run=tuning(base, quantize), outer="[outer]\nsteps = 4") as swarm:
+        first, owner = swarm.join("first"), swarm.join("owner", "--base", str(base))
+        await swarm.committed(1, first, owner)
+        owner.kill()
+        late = swarm.join("late", "--serve")
+        await swarm.committed(late.round + 3, late)
+        assert parts(late) and parts(late) == parts(first)
+        losses = [fact.fields["loss"] for fact in first.commits]
+        assert losses[-1] < losses[0]
+        await export(swarm.invite, "--merge", "--out", tmp_path / "fetched")
+        first.kill()  # the one that is left commits nothing
+        await swarm.coordinator.wait_for("quorum_lost")
+        await late.until(lambda: late.round in {fact.fields["round"] for fact in late.all("commit_served")}, "service")
+        async with open_model(Invite.parse(swarm.invite.read_text())) as model:
+            while (found := await ask(model, 65)).round < late.round:
+                await model.servers.refresh(0.0)
+        late.process.send_signal(signal.SIGINT)
+        assert await late.wait_exit() == 130
+    await export("--home", late.home, "--out", adapter)
+    await export("--home", late.home, "--merge", "--out", whole)
+    assert (base / WEIGHTS).read_bytes() == kept
+    if not quantize:
+        assert compared([found], {found.round: whole}) == (1, 0)
+        same_logits(base, adapter, whole)
