@@ -1,6 +1,6 @@
 """Requests of clients: the bodies of OpenAI's two requests, checked. Unsupported parameters are refused by name.
 
-A parameter that is null counts as absent. One with the value that changes nothing is ignored, and the response says so.
+A parameter that is null counts as absent. The response lists the parameters that are ignored (`swarm.gateway.ignored`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from peer.decoding import MALFORMED, told
 from peer.ipc.sampling_options import LIKELIEST_MAX, SEED_MAX, Sampling, new_seed
 from peer.plain_text import plain
 from swarm.gateway.errors import ApiError
-from swarm.gateway.ignored import NAME_CHARS_MAX, Unsupported, without_ignored
+from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED_IN_MESSAGES, Unsupported, without_ignored
 from swarm.gateway.template import ChatMessage
 
 CHAT_TOKENS: Final = 1024
@@ -34,7 +34,6 @@ _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_EMPTY_IN_MESSAGES: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -95,7 +94,7 @@ class GenerationAsk:
     special: bool = False
     """Whether special tokens are shown in the text of an answer."""
     ignored: tuple[str, ...] = ()
-    """Names of parameters that change nothing."""
+    """Names of parameters that were ignored."""
     messages: tuple[ChatMessage, ...] = ()
     """Of a chat."""
     prompts: tuple[Prompt, ...] = ()
@@ -109,9 +108,11 @@ def read_chat(body: bytes) -> GenerationAsk:
         raise _wrong("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
     if read.top_logprobs and not read.logprobs:
         raise _wrong("top_logprobs", "top_logprobs needs logprobs: send logprobs=true, too")
-    messages = tuple(_message(index, message) for index, message in enumerate(read.messages))
+    messages, inside = list[ChatMessage](), dict[str, None]()
+    for index, message in enumerate(read.messages):
+        messages.append(_message(index, message, inside))
     ask = _ask(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
-    return replace(ask, messages=messages, ignored=ignored)
+    return replace(ask, messages=tuple(messages), ignored=(*ignored, *inside))
 
 
 def read_completion(body: bytes) -> GenerationAsk:
@@ -125,7 +126,7 @@ def read_completion(body: bytes) -> GenerationAsk:
 
 
 def _convert(body: bytes, kind: type[_BodyT]) -> tuple[_BodyT, tuple[str, ...]]:
-    """Return a body, and the names of the parameters in it that change nothing. Raises ApiError."""
+    """Return a body, and the names of the parameters in it that are ignored. Raises ApiError."""
     try:
         content = msgspec.json.decode(body)
     except MALFORMED as error:
@@ -148,8 +149,8 @@ def _convert(body: bytes, kind: type[_BodyT]) -> tuple[_BodyT, tuple[str, ...]]:
 
 
 def _split(content: dict[str, Any], kind: type[msgspec.Struct], inside: str = "") -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters of `kind`, and the names of the others, which change nothing. `inside`: the parameter that
-    has these."""
+    """Return the parameters of `kind`, and the names of the others, which are ignored. `inside`: the parameter that has
+    these."""
     try:
         given, ignored = without_ignored(content, kind.__struct_fields__)
     except Unsupported as error:
@@ -182,11 +183,15 @@ def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
     )
 
 
-def _message(index: int, message: dict[str, Any]) -> ChatMessage:
+def _message(index: int, message: dict[str, Any], inside: dict[str, None]) -> ChatMessage:
+    """Return a message; add the names of the fields in it that are ignored to `inside`."""
     place = f"messages[{index}]"
-    for name, value in message.items():
-        if name not in ("role", "content") and value not in _EMPTY_IN_MESSAGES:
-            raise _wrong("messages", f"{place}.{name} is not supported: leave it out", "unsupported_parameter")
+    try:
+        _, ignored = without_ignored(message, ("role", "content"), REFUSED_IN_MESSAGES)
+    except Unsupported as error:
+        refused = f"{place}.{error} is not supported by this server: leave it out"
+        raise _wrong("messages", refused, "unsupported_parameter") from error
+    inside.update(dict.fromkeys(f"messages.{name}" for name in ignored))
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise _wrong("messages", f"{place}.role is not one of {', '.join(_ROLES)}: choose one of them")

@@ -51,7 +51,7 @@ class Answers:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The names of parameters that change nothing."""
+        """The names of parameters that were ignored."""
         return self._ask.ignored
 
     @property

@@ -18,7 +18,7 @@ from peer.events import EventLog
 from swarm.gateway.answer import AnswerPart, route_text
 from swarm.gateway.choices import Answers, Told
 from swarm.gateway.errors import ApiError
-from swarm.gateway.ignored import ignored_header
+from swarm.gateway.ignored import ignored_header, ignored_text
 from swarm.gateway.limits import BODY_BYTES_MAX
 from swarm.gateway.openai import DONE, AnswerFormat, usage_of
 
@@ -119,6 +119,7 @@ class Responder:
                 prompt_tokens=self._answers.prompt_tokens,
                 tokens=self._answers.tokens,
                 failovers=self._answers.failovers,
+                ignored=ignored_text(self._answers.ignored),
             )
 
     async def _watch(self, scope: trio.CancelScope) -> None:

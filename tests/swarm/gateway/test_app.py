@@ -50,7 +50,7 @@ async def test_a_chat_is_answered_whole() -> None:
     assert {session.sampling.seed for session in model.sessions} == {7, 8}
     assert all(session.closed.is_set() for session in model.sessions)
     assert site.events[0].fields | {"seconds": 0} == {
-        "ended": "done", "seconds": 0, "answers": 2, "prompt_tokens": 22, "tokens": 8, "failovers": 0
+        "ended": "done", "seconds": 0, "answers": 2, "prompt_tokens": 22, "tokens": 8, "failovers": 0, "ignored": ""
     }  # fmt: skip
 
 
@@ -118,10 +118,12 @@ async def test_a_stop_text_may_be_a_special_token() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_lists_what_was_ignored(stream: bool) -> None:
     async with open_site(ScriptedModel(b"ab")) as site:
-        neutral = {"ignore_eos": False, "metadata": {"a": "b"}, "b\u00e9,\n": []}
+        neutral = {"ignore_eos": False, "metadata": {"a": "b"}, "b\u00e9,\n": ["of an editor"]}
         _, headers, _ = await site.post(CHAT, {**HELLO, "stream": stream, **neutral})
+        await site.ended()
         _, quiet, _ = await site.post(CHAT, {**HELLO, "stream": stream})
     assert headers["x-barnraise-ignored"] == "ignore_eos, metadata, b%c3%a9%2c%0a"
+    assert str(site.events[0].fields["ignored"]).lower() == headers["x-barnraise-ignored"]
     assert "x-barnraise-ignored" not in quiet
 
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.parse import unquote
 
 import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import ChatCompletionAssistantMessageParam, ChatCompletionUserMessageParam
+from openai.types.chat import completion_create_params as chat_params
 
-from swarm.gateway.asks import GenerationAsk, read_chat, read_completion
+from swarm.gateway.asks import GenerationAsk, _ChatBody, _TextBody, read_chat, read_completion
 from swarm.gateway.errors import ApiError
-from swarm.gateway.ignored import ignored_header
+from swarm.gateway.ignored import HARMLESS, REFUSED, REFUSED_IN_MESSAGES, ignored_header
 from swarm.gateway.template import ChatMessage
 
 
@@ -70,7 +73,7 @@ def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
         {"audio": {"voice": "a"}},
         {"modalities": ["audio"]},
         {"reasoning_effort": "high"},
-        {"no_such_thing": 1},
+        {"web_search_options": {}},
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(given: dict[str, Any]) -> None:
@@ -113,9 +116,13 @@ def test_nor_in_a_completion(given: dict[str, Any]) -> None:
         {"no_such_thing": {}},
         {"no_such_number": 0.0},
         {"no_such_switch": False},
+        {"no_such_switch": True},
+        {"no_such_number": -1},
+        {"cline_task": {"id": "1", "mode": ["act"]}},
+        {"prediction": {"type": "content", "content": "x"}},
     ],
 )
-def test_a_parameter_that_changes_nothing_is_ignored_and_listed(given: dict[str, Any]) -> None:
+def test_a_parameter_that_changes_nothing_or_is_unknown_is_ignored_and_listed(given: dict[str, Any]) -> None:
     assert chat(**given).ignored == text(**given).ignored == tuple(given)
 
 
@@ -130,7 +137,6 @@ def test_a_parameter_that_changes_nothing_is_ignored_and_listed(given: dict[str,
         {"add_generation_prompt": False},
         {"detokenize": False},
         {"presence_penalty": True},
-        {"no_such_number": -1},
         {"best_of": True},
     ],
 )
@@ -147,7 +153,23 @@ def test_what_is_null_is_absent() -> None:
 def test_parameters_inside_of_another_one_are_ignored_too() -> None:
     ask = chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": False})
     assert ask.include_usage and ask.ignored == ("stream_options.continuous_usage_stats",)
-    chat(messages=[{"role": "user", "content": "x", "prefix": False, "annotations": [], "extra": {}}])
+    cached = {"role": "user", "content": "x", "cache_control": {"type": "ephemeral"}}
+    ask = chat(messages=[cached, {**cached, "tool_calls": [], "id": "1", "audio": None}], vendor=1)
+    assert ask.ignored == ("vendor", "messages.cache_control", "messages.tool_calls", "messages.id")
+
+
+@pytest.mark.parametrize(("kind", "theirs"), [(_ChatBody, chat_params), (_TextBody, text_params)])
+def test_every_parameter_that_openai_defines_is_honoured_refused_or_harmless(kind: Any, theirs: Any) -> None:
+    defined = {*get_type_hints(theirs.CompletionCreateParamsBase), "stream"}
+    places = (set(kind.__struct_fields__), HARMLESS, set(REFUSED) - set(kind.__struct_fields__))
+    assert {"model", "temperature", "stream_options"} < defined
+    assert {name: sum(name in place for place in places) for name in defined} == dict.fromkeys(defined, 1)
+
+
+def test_every_field_that_openai_defines_of_a_message_is_honoured_or_refused() -> None:
+    kinds = (ChatCompletionUserMessageParam, ChatCompletionAssistantMessageParam)
+    defined = {name for kind in kinds for name in get_type_hints(kind)}
+    assert defined - {"role", "content"} == set(REFUSED_IN_MESSAGES) - {"tool_call_id"}
 
 
 def test_special_tokens_are_shown_on_request() -> None:
@@ -180,7 +202,6 @@ def test_the_header_lists_names_escaped_and_at_most_32() -> None:
         ("stop", ["x"] * 17),
         ("stop", [""]),
         ("stream", "yes"),
-        ("stream_options", {"other": True}),
         ("top_logprobs", 3),
         ("top_logprobs", 21),
         ("messages", []),
