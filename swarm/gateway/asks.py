@@ -195,7 +195,10 @@ def _message(index: int, message: dict[str, Any], inside: dict[str, None]) -> Ch
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise _wrong("messages", f"{place}.role is not one of {', '.join(_ROLES)}: choose one of them")
-    return ChatMessage(_ROLES[role], _content(place, message.get("content")))
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = ""  # of an answer that was only tool calls or a refusal
+    return ChatMessage(_ROLES[role], _content(place, content))
 
 
 def _content(place: str, content: Any) -> str:

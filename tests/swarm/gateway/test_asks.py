@@ -209,6 +209,8 @@ def test_the_header_lists_names_escaped_and_at_most_32() -> None:
         ("messages", [{"role": "tool", "content": "x"}]),
         ("messages", [{"role": "user", "content": 3}]),
         ("messages", [{"content": "x"}]),
+        ("messages", [{"role": "user", "content": None}]),
+        ("messages", [{"role": "system"}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         ("messages", [{"role": "user", "content": "x", "name": "me"}]),
         ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
@@ -232,6 +234,11 @@ def test_messages_of_all_kinds() -> None:
     ]
     told = (("system", "Be brief."), ("user", "ab"), ("assistant", "c"))
     assert chat(messages=given).messages == tuple(ChatMessage(*one) for one in told)
+
+
+def test_an_answer_without_content_in_a_history_is_empty() -> None:
+    given = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant"}]
+    assert chat(messages=given).messages == (ChatMessage("assistant", ""),) * 2
 
 
 def test_a_model_must_be_named() -> None:
