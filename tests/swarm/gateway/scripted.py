@@ -152,11 +152,13 @@ async def open_site(
     keys: ApiKeys | None = None,
     quotas: Quotas | None = None,
     app: Callable[[Gateway], Any] = gateway_app,
+    origins: tuple[str, ...] = (),
 ) -> AsyncIterator[Site]:
     """Serve a scripted model inside the block."""
     urls = list[str]()
     async with open_template(model.manifest.text) as template, trio.open_nursery() as nursery:
-        gateway = Gateway(model, template, keys or ApiKeys(), quotas or Quotas(None, 16))  # type: ignore[arg-type]
+        used: Any = model
+        gateway = Gateway(used, template, keys or ApiKeys(), quotas or Quotas(None, 16), origins=origins)
         listening = trio.Event()
 
         def tell(url: str) -> None:
