@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from peer.decoding import MALFORMED, told
-from peer.ipc.sampling_options import LIKELIEST_MAX, SEED_MAX, Sampling, new_seed
+from peer.ipc.sampling_options import BIASES_MAX, LIKELIEST_MAX, SEED_MAX, TOKENS_MAX, Sampling, TokenBias, new_seed
 from peer.plain_text import plain
 from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED_IN_MESSAGES, Unsupported, without_ignored
@@ -31,6 +31,9 @@ _TEMPERATURE_MAX: Final = 2.0
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+_Biases = Annotated[dict[str, Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]], msgspec.Meta(max_length=BIASES_MAX)]
+_TOKEN_ID: Final = re.compile("0|[1-9][0-9]{0,7}")
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
@@ -51,6 +54,9 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """-1, as vLLM has it, or 0: all."""
     min_p: _Share = 0.0
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100.0)] = 1.0
+    frequency_penalty: _Penalty = 0.0
+    presence_penalty: _Penalty = 0.0
+    logit_bias: _Biases = msgspec.field(default_factory=dict)
     seed: int | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=ANSWERS_MAX)] = 1
     stop: _Stop | Annotated[list[_Stop], msgspec.Meta(max_length=STOPS_MAX)] | None = None
@@ -169,6 +175,9 @@ def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
         repetition_penalty=body.repetition_penalty,
         seed=new_seed() if body.seed is None else body.seed % (SEED_MAX + 1),
         logprobs=0 if logprobs is None else max(1, logprobs),
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        logit_bias=_biases(body.logit_bias),
     )
     return GenerationAsk(
         model=body.model,
@@ -181,6 +190,15 @@ def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
         logprobs=logprobs,
         special=not body.skip_special_tokens,
     )
+
+
+def _biases(given: dict[str, float]) -> tuple[TokenBias, ...]:
+    for name in given:
+        if not _TOKEN_ID.fullmatch(name) or int(name) >= TOKENS_MAX:
+            raise _wrong(
+                "logit_bias", f"logit_bias names {plain(name, NAME_CHARS_MAX)!r}, no token id: name ids of tokens"
+            )
+    return tuple(sorted((int(name), bias) for name, bias in given.items()))
 
 
 def _message(index: int, message: dict[str, Any], inside: dict[str, None]) -> ChatMessage:

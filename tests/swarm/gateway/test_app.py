@@ -177,6 +177,7 @@ async def test_an_error_in_mid_stream_is_an_event() -> None:
         (CHAT, {"messages": [{"role": "user", "content": "x" * 64 * (CONTEXT + 1)}]}, 400, "context_length_exceeded"),
         (TEXT, {"prompt": ""}, 400, None),
         (TEXT, {"prompt": [256]}, 400, None),
+        (TEXT, {"logit_bias": {"255": 1, "256": 1}}, 400, "invalid_value"),
         (TEXT, {"tools": [{}]}, 400, "unsupported_parameter"),
     ],
 )

@@ -44,10 +44,13 @@ def test_every_parameter_arrives() -> None:
     ask = chat(
         max_completion_tokens=9, temperature=0, top_p=0.5, top_k=4, min_p=0.1, repetition_penalty=1.2, seed=-1, n=3,
         stop="x", stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=5, user="me",
+        frequency_penalty=-0.5, presence_penalty=2, logit_bias={"7": -100, "0": 1.5},
     )  # fmt: skip
     sampling = ask.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.5, 4, 0.1)
     assert (sampling.repetition_penalty, sampling.seed, sampling.logprobs) == (1.2, (1 << 64) - 1, 5)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (-0.5, 2.0)
+    assert sampling.logit_bias == ((0, 1.5), (7, -100.0))
     assert (ask.count, ask.n, ask.stops, ask.stream, ask.include_usage, ask.logprobs) == (9, 3, ("x",), True, True, 5)
     assert chat(max_tokens=4).count == 4 and chat(top_k=-1).sampling.top_k == 0
     assert chat(logprobs=True).sampling.logprobs == 1 and chat(logprobs=True).logprobs == 0
@@ -67,9 +70,6 @@ def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
         {"tools": [{"type": "function"}]},
         {"tool_choice": "required"},
         {"response_format": {"type": "json_object"}},
-        {"logit_bias": {"5": 1}},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": -1},
         {"audio": {"voice": "a"}},
         {"modalities": ["audio"]},
         {"reasoning_effort": "high"},
@@ -93,9 +93,6 @@ def test_nor_in_a_completion(given: dict[str, Any]) -> None:
         {"tools": []},
         {"tool_choice": "auto"},
         {"response_format": {"type": "text"}},
-        {"logit_bias": {}},
-        {"presence_penalty": 0},
-        {"frequency_penalty": 0.0},
         {"ignore_eos": False},
         {"stop_token_ids": []},
         {"chat_template_kwargs": {}},
@@ -136,7 +133,6 @@ def test_a_parameter_that_changes_nothing_or_is_unknown_is_ignored_and_listed(gi
         {"length_penalty": 2},
         {"add_generation_prompt": False},
         {"detokenize": False},
-        {"presence_penalty": True},
         {"best_of": True},
     ],
 )
@@ -202,6 +198,16 @@ def test_the_header_lists_names_escaped_and_at_most_32() -> None:
         ("stop", ["x"] * 17),
         ("stop", [""]),
         ("stream", "yes"),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.5),
+        ("presence_penalty", True),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"05": 1}),
+        ("logit_bias", {"the": 1}),
+        ("logit_bias", {str(1 << 24): 1}),
+        ("logit_bias", [5]),
+        ("logit_bias", {str(token): 1 for token in range(301)}),
         ("top_logprobs", 3),
         ("top_logprobs", 21),
         ("messages", []),
