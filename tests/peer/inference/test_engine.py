@@ -219,6 +219,15 @@ def test_sessions_that_are_not_open_are_refused(engine: Engine) -> None:
     engine.close(9)
 
 
+def test_a_closed_session_takes_no_part_in_the_next_step(engine: Engine) -> None:
+    for id in (1, 2):
+        engine.open(id, Sampling())
+        engine.submit(id, 0, prompt_of(600), None, samples=True)
+    engine.step()
+    engine.close(1)
+    assert {output.session for output in (*engine.step(), *engine.step())} == {2} and engine.sessions == 1
+
+
 def test_a_rewound_session_says_the_same_again(engine: Engine) -> None:
     engine.open(1, Sampling())
     said = generate(engine, 1, prompt_of(17), 12)

@@ -72,6 +72,11 @@ class ScriptedServer:
         self.starts = 0
         self._sessions: dict[bytes, _Session] = {}
 
+    @property
+    def holds(self) -> int:
+        """How many sessions it has."""
+        return len(self._sessions)
+
     # -- a flow, as the client sees it ---------------------------------------------------------------------------------
 
     def hold(self) -> Any:

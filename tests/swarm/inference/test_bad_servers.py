@@ -141,6 +141,23 @@ async def test_every_server_is_told_where_the_answer_begins(autojump_clock: trio
         assert not {start.session for start in swarm.begun} & {start.session for start in first}
 
 
+async def test_a_closed_session_ends_at_every_server_within_one_step(autojump_clock: trio.testing.MockClock) -> None:
+    """Though the servers may draw up to 32 tokens ahead of the client."""
+    async with scene() as swarm:
+        first, last = ScriptedServer(swarm, "h0", 0, 3), ScriptedServer(swarm, "h1", 3, 6)
+        for server in (first, last):
+            swarm.join(server)
+        session = swarm.session()
+        async with aclosing(session.generate([1, 2, 3], 1000)) as tokens:
+            for _ in range(5):
+                await anext(tokens)
+        assert first.holds == last.holds == 1
+        session.close()
+        await trio.sleep(first.rtt_s)  # the trip of the message
+        await trio.testing.wait_all_tasks_blocked()
+        assert first.holds == last.holds == 0
+
+
 class SlowServer(ScriptedServer):
     """An honest one on a machine that has other things to do."""
 
