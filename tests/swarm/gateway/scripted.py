@@ -118,9 +118,9 @@ class Site:
         return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def answer_of(stream: trio.SocketStream) -> tuple[int, dict[str, str], bytes]:
-    """Read a whole response, whose end is that of the connection."""
-    data = bytearray()
+async def answer_of(stream: trio.SocketStream, begin: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+    """Read a whole response, whose end is that of the connection. `begin`: what was read of it before."""
+    data = bytearray(begin)
     with trio.fail_after(300):
         while more := await stream.receive_some():
             data += more
