@@ -58,6 +58,14 @@ KEY_VARIABLE: Final = "PEER_API_KEY"
     "--rate", type=click.IntRange(1, 1_000_000), help="Requests a minute for each key.  [default: any number]"
 )
 @count_option("--at-once", 1, 512, 16, "Requests at once, each key.")
+@click.option(
+    "--allow-origin",
+    "allow_origins",
+    metavar="ORIGIN",
+    multiple=True,
+    help="Let web pages of this origin use the model from a browser, like https://app.example; several times: several;"
+    " * for all.  [default: none]",
+)
 @template_option("How messages become text", "the model's, else plain")
 @wire_option
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON lines.")
@@ -75,6 +83,7 @@ def api(
     new_key: str | None,
     rate: int | None,
     at_once: int,
+    allow_origins: tuple[str, ...],
     template: str | None,
     wire: WireType | None,
     as_json: bool,
@@ -91,7 +100,9 @@ def api(
     check_web_packages("peer api", metrics=False)
     from swarm.gateway.limits import Quotas
     from swarm.web.listening import ListenAddress
+    from swarm.web.origins import read_origin
 
+    origins = tuple(map(read_origin, allow_origins))
     address, known = ListenAddress.parse(listen), _read_keys(keys, key_file)
     if not address.is_loopback and not known.needed:
         raise ConfigError(
@@ -99,7 +110,8 @@ def api(
             " 127.0.0.1"
         )
     with invite_to(invite, model, dtype, quantize, device, threads) as opened:
-        run_until_stopped(_Api(opened, wire, template, address, known, Quotas(rate, at_once), as_json).run, tied)
+        limits = _Limits(known, Quotas(rate, at_once), origins)
+        run_until_stopped(_Api(opened, wire, template, address, limits, as_json).run, tied)
 
 
 def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:
@@ -133,6 +145,15 @@ def _add_key(key_file: Path | None, name: str) -> None:
     say(key)
 
 
+@dataclass(frozen=True)
+class _Limits:
+    """Who may use the gateway, and how much."""
+
+    keys: ApiKeys
+    quotas: Quotas
+    origins: tuple[str, ...]
+
+
 @dataclass
 class _Api:
     """The gateway of one command."""
@@ -141,8 +162,7 @@ class _Api:
     wire: WireType | None
     template: str | None
     address: ListenAddress
-    keys: ApiKeys
-    quotas: Quotas
+    limits: _Limits
     as_json: bool
     _sentence: str = ""
 
@@ -155,12 +175,15 @@ class _Api:
         opened = open_model(self.named.invite, wire=self.wire, patience=self.named.patience())
         async with opened as model, open_template(model.manifest.text, self.template) as template:
             self._sentence = template.sentence
-            gateway = Gateway(model, template, self.keys, self.quotas, self.address.name)
+            limits = self.limits
+            gateway = Gateway(model, template, limits.keys, limits.quotas, self.address.name, limits.origins)
             name = model.manifest.name
             with model.client.host.events.subscribed(self._show):
                 await serve_http(gateway_app(gateway), self.address, lambda url: self._listening(name, url))
 
     def _listening(self, name: str, url: str) -> None:
+        from swarm.web.origins import EVERY
+
         if self.as_json:
             listening = {"event": "listening", "url": url, "model": name, "chat_template": self._sentence}
             say_json(listening, uncut=True)
@@ -168,6 +191,8 @@ class _Api:
         say(f"{name} is served as OpenAI's interface at {url}/v1", f"Chat page: {url}/", self._sentence, err=True)
         if not self.address.is_loopback:
             say("Keys and texts cross this network unencrypted: put a proxy with TLS before it.", err=True)
+        if EVERY in self.limits.origins and not self.limits.keys.needed:
+            say("Every web page that is open on this machine can use the model: give --key, or name origins.", err=True)
 
     def _show(self, event: Event) -> None:
         if self.as_json and event.name == "request_answered":

@@ -157,6 +157,8 @@ class Engine:
             raise StepRefused("value", f"blocks [{first}, {end}) are not in {span}")
         if adapter is not None and adapter >= self.blocks.adapters:
             raise StepRefused("value", f"there is no adapter {adapter} here, but {self.blocks.adapters}")
+        if sampling.largest_bias >= self.blocks.config.vocab_size:
+            raise StepRefused("value", f"logit_bias has token {sampling.largest_bias}, beyond the vocabulary")
         owner = (client, first, end, adapter)
         while True:
             try:
@@ -360,7 +362,7 @@ class Engine:
         if logits is None:
             return StepOutput(id, position, ids)
         sampling = session.sampling
-        seen = session.cache.ids[:end] if sampling.repetition_penalty != 1.0 else ()
+        seen = session.cache.ids[:end] if sampling.looks_back else ()
         token = sample(logits, sampling, end, seen)
         logprob, likeliest = 0.0, list[tuple[int, float]]()
         if sampling.logprobs:

@@ -8,7 +8,8 @@ Maddison et al., 1411.0030). The noise comes from a counter-based generator, Phi
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -18,18 +19,37 @@ from peer.ipc.sampling_options import Sampling
 
 
 def sample(logits: Tensor, sampling: Sampling, position: int, seen: Sequence[int] = ()) -> int:
-    """Return the token at `position` from its logits (V,) fp32. `seen`: the tokens before it, for the penalty."""
-    scores = logits
-    if sampling.repetition_penalty != 1.0 and len(seen):
-        before = torch.tensor(sorted(set(seen)), device=logits.device)
-        values = logits[before]
-        penalty = sampling.repetition_penalty
-        scores = logits.clone()
-        scores[before] = torch.where(values > 0, values / penalty, values * penalty)
+    """Return the token at `position` from its logits (V,) fp32. `seen`: the tokens before it, for the penalties."""
+    scores = adjusted(logits, sampling, seen)
     if sampling.temperature <= 0:
         return int(scores.argmax())
     scores = filtered(scores / sampling.temperature, sampling)
     return int((scores.cpu() + gumbel(sampling.seed, position, len(logits))).argmax())
+
+
+def adjusted(logits: Tensor, sampling: Sampling, seen: Sequence[int]) -> Tensor:
+    """Return logits (V,) with the biases, then the penalty on repetition, for all tokens before, then those on
+    frequency and presence, for the tokens of the answer. vLLM has the same order. `logits` stays as it is."""
+    scores = _raised(logits, dict(sampling.logit_bias))
+    if sampling.repetition_penalty != 1.0 and len(seen):
+        before = torch.tensor(sorted(set(seen)), device=logits.device)
+        values = scores[before]
+        penalty = sampling.repetition_penalty
+        scores = scores.clone()
+        scores[before] = torch.where(values > 0, values / penalty, values * penalty)
+    if not sampling.counts:
+        return scores
+    frequency, presence = sampling.frequency_penalty, sampling.presence_penalty
+    counts = Counter(seen[sampling.counted_from :])
+    return _raised(scores, {token: -(count * frequency + presence) for token, count in counts.items()})
+
+
+def _raised(scores: Tensor, by: Mapping[int, float]) -> Tensor:
+    """Return scores (V,), those of some tokens raised."""
+    if not by:
+        return scores
+    tokens = torch.tensor(list(by), device=scores.device)
+    return scores.index_add(0, tokens, torch.tensor(list(by.values()), dtype=scores.dtype, device=scores.device))
 
 
 def filtered(scores: Tensor, sampling: Sampling) -> Tensor:

@@ -7,12 +7,13 @@
     POST /v1/completions          the continuation of a text
 
 Without a key only a machine's own programs may ask, and a page of another site is not one of them: requests must name
-this machine as their host, and their body as JSON, which a browser sends across sites only after asking for leave.
+this machine as their host, and their body as JSON, which a browser sends across sites only after asking for leave. That
+leave (CORS) has the pages of the origins that the operator has named, and no other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from typing import Any, Final
 import trio
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -29,9 +32,10 @@ from starlette.types import Receive, Scope, Send
 from swarm.gateway.asks import GenerationAsk, read_chat, read_completion
 from swarm.gateway.choices import SESSIONS_MAX, prepare
 from swarm.gateway.errors import ApiError
+from swarm.gateway.ignored import IGNORED_HEADER
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.openai import AnswerFormat, Kind
-from swarm.gateway.respond import ClientGone, Connection, Responder, read_body
+from swarm.gateway.respond import ROUTE_HEADER, ClientGone, Connection, Responder, read_body
 from swarm.gateway.template import ChatTemplate
 from swarm.inference.client import ModelClient
 from swarm.inference.route import uncovered
@@ -52,6 +56,8 @@ class Gateway:
     quotas: Quotas
     host: str = "127.0.0.1"
     """The address that is listened at."""
+    origins: tuple[str, ...] = ()
+    """Of the pages of other sites that may use it (`swarm.web.origins`)."""
 
     def admit(self, request: Request) -> str:
         """Return the name of the key of a request. Raises ApiError."""
@@ -122,7 +128,17 @@ def gateway_app(gateway: Gateway) -> Starlette:
         Route("/v1/completions", GenerationEndpoint(gateway, "text", read_completion, slots), methods=["POST"]),
         *page_routes(_PAGE),
     ]
-    return Starlette(routes=routes, exception_handlers={ApiError: _refuse, HTTPException: _refuse_path, 500: _fail})
+    handlers = {ApiError: _refuse, HTTPException: _refuse_path, 500: _fail}
+    return Starlette(routes=routes, middleware=_cors(gateway.origins), exception_handlers=handlers)
+
+
+def _cors(origins: Sequence[str]) -> list[Middleware]:
+    """Return what answers the preflights of those origins, and marks the responses to them; nothing for none."""
+    exposed = (IGNORED_HEADER, ROUTE_HEADER, "Retry-After")
+    methods = ("GET", "HEAD", "POST")
+    every: Any = CORSMiddleware
+    more = {"allow_origins": origins, "allow_methods": methods, "allow_headers": ("*",), "expose_headers": exposed}
+    return [Middleware(every, **more)] if origins else []
 
 
 def _check_model(model: ModelClient, name: str) -> None:
@@ -153,8 +169,13 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 async def _refuse_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        headers["Allow"] = ", ".join(sorted({*headers["Allow"].split(", "), "OPTIONS"}))
+        if request.method == "OPTIONS":
+            return Response(None, 204, headers)
     told = ApiError(error.status_code, f"{request.method} {request.scope['path']} is not served here: see /v1/models")
-    return JSONResponse(told.body, told.status, error.headers)
+    return JSONResponse(told.body, told.status, headers)
 
 
 async def _fail(request: Request, error: Exception) -> Response:

@@ -1,6 +1,6 @@
 """Requests of clients: the bodies of OpenAI's two requests, checked. Unsupported parameters are refused by name.
 
-A parameter that is null counts as absent. One with the value that changes nothing is ignored, and the response says so.
+A parameter that is null counts as absent. The response lists the parameters that are ignored (`swarm.gateway.ignored`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from peer.decoding import MALFORMED, told
-from peer.ipc.sampling_options import LIKELIEST_MAX, SEED_MAX, Sampling, new_seed
+from peer.ipc.sampling_options import BIASES_MAX, LIKELIEST_MAX, SEED_MAX, TOKENS_MAX, Sampling, TokenBias, new_seed
 from peer.plain_text import plain
 from swarm.gateway.errors import ApiError
-from swarm.gateway.ignored import NAME_CHARS_MAX, Unsupported, without_ignored
+from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED_IN_MESSAGES, Unsupported, without_ignored
 from swarm.gateway.template import ChatMessage
 
 CHAT_TOKENS: Final = 1024
@@ -31,10 +31,12 @@ _TEMPERATURE_MAX: Final = 2.0
 _Stop = Annotated[str, msgspec.Meta(min_length=1, max_length=1024)]
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
 _Share = Annotated[float, msgspec.Meta(ge=0.0, le=1.0)]
+_Penalty = Annotated[float, msgspec.Meta(ge=-2.0, le=2.0)]
+_Biases = Annotated[dict[str, Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)]], msgspec.Meta(max_length=BIASES_MAX)]
+_TOKEN_ID: Final = re.compile("0|[1-9][0-9]{0,7}")
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_EMPTY_IN_MESSAGES: Final[tuple[Any, ...]] = (None, False, [], {}, "")
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,6 +54,9 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """-1, as vLLM has it, or 0: all."""
     min_p: _Share = 0.0
     repetition_penalty: Annotated[float, msgspec.Meta(ge=0.01, le=100.0)] = 1.0
+    frequency_penalty: _Penalty = 0.0
+    presence_penalty: _Penalty = 0.0
+    logit_bias: _Biases = msgspec.field(default_factory=dict)
     seed: int | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=ANSWERS_MAX)] = 1
     stop: _Stop | Annotated[list[_Stop], msgspec.Meta(max_length=STOPS_MAX)] | None = None
@@ -95,7 +100,7 @@ class GenerationAsk:
     special: bool = False
     """Whether special tokens are shown in the text of an answer."""
     ignored: tuple[str, ...] = ()
-    """Names of parameters that change nothing."""
+    """Names of parameters that were ignored."""
     messages: tuple[ChatMessage, ...] = ()
     """Of a chat."""
     prompts: tuple[Prompt, ...] = ()
@@ -109,9 +114,11 @@ def read_chat(body: bytes) -> GenerationAsk:
         raise _wrong("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
     if read.top_logprobs and not read.logprobs:
         raise _wrong("top_logprobs", "top_logprobs needs logprobs: send logprobs=true, too")
-    messages = tuple(_message(index, message) for index, message in enumerate(read.messages))
+    messages, inside = list[ChatMessage](), dict[str, None]()
+    for index, message in enumerate(read.messages):
+        messages.append(_message(index, message, inside))
     ask = _ask(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
-    return replace(ask, messages=messages, ignored=ignored)
+    return replace(ask, messages=tuple(messages), ignored=(*ignored, *inside))
 
 
 def read_completion(body: bytes) -> GenerationAsk:
@@ -125,7 +132,7 @@ def read_completion(body: bytes) -> GenerationAsk:
 
 
 def _convert(body: bytes, kind: type[_BodyT]) -> tuple[_BodyT, tuple[str, ...]]:
-    """Return a body, and the names of the parameters in it that change nothing. Raises ApiError."""
+    """Return a body, and the names of the parameters in it that are ignored. Raises ApiError."""
     try:
         content = msgspec.json.decode(body)
     except MALFORMED as error:
@@ -148,8 +155,8 @@ def _convert(body: bytes, kind: type[_BodyT]) -> tuple[_BodyT, tuple[str, ...]]:
 
 
 def _split(content: dict[str, Any], kind: type[msgspec.Struct], inside: str = "") -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters of `kind`, and the names of the others, which change nothing. `inside`: the parameter that
-    has these."""
+    """Return the parameters of `kind`, and the names of the others, which are ignored. `inside`: the parameter that has
+    these."""
     try:
         given, ignored = without_ignored(content, kind.__struct_fields__)
     except Unsupported as error:
@@ -168,6 +175,9 @@ def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
         repetition_penalty=body.repetition_penalty,
         seed=new_seed() if body.seed is None else body.seed % (SEED_MAX + 1),
         logprobs=0 if logprobs is None else max(1, logprobs),
+        frequency_penalty=body.frequency_penalty,
+        presence_penalty=body.presence_penalty,
+        logit_bias=_biases(body.logit_bias),
     )
     return GenerationAsk(
         model=body.model,
@@ -182,15 +192,31 @@ def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
     )
 
 
-def _message(index: int, message: dict[str, Any]) -> ChatMessage:
+def _biases(given: dict[str, float]) -> tuple[TokenBias, ...]:
+    for name in given:
+        if not _TOKEN_ID.fullmatch(name) or int(name) >= TOKENS_MAX:
+            raise _wrong(
+                "logit_bias", f"logit_bias names {plain(name, NAME_CHARS_MAX)!r}, no token id: name ids of tokens"
+            )
+    return tuple(sorted((int(name), bias) for name, bias in given.items()))
+
+
+def _message(index: int, message: dict[str, Any], inside: dict[str, None]) -> ChatMessage:
+    """Return a message; add the names of the fields in it that are ignored to `inside`."""
     place = f"messages[{index}]"
-    for name, value in message.items():
-        if name not in ("role", "content") and value not in _EMPTY_IN_MESSAGES:
-            raise _wrong("messages", f"{place}.{name} is not supported: leave it out", "unsupported_parameter")
+    try:
+        _, ignored = without_ignored(message, ("role", "content"), REFUSED_IN_MESSAGES)
+    except Unsupported as error:
+        refused = f"{place}.{error} is not supported by this server: leave it out"
+        raise _wrong("messages", refused, "unsupported_parameter") from error
+    inside.update(dict.fromkeys(f"messages.{name}" for name in ignored))
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise _wrong("messages", f"{place}.role is not one of {', '.join(_ROLES)}: choose one of them")
-    return ChatMessage(_ROLES[role], _content(place, message.get("content")))
+    content = message.get("content")
+    if content is None and role == "assistant":
+        content = ""  # of an answer that was only tool calls or a refusal
+    return ChatMessage(_ROLES[role], _content(place, content))
 
 
 def _content(place: str, content: Any) -> str:

@@ -51,7 +51,7 @@ class Answers:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The names of parameters that change nothing."""
+        """The names of parameters that were ignored."""
         return self._ask.ignored
 
     @property
@@ -105,6 +105,14 @@ class Answers:
 
 async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk) -> Answers:
     """Encode what a request asks for. Raises ApiError."""
+    largest, biased = model.manifest.model.vocab_size - 1, ask.sampling.largest_bias
+    if biased > largest:
+        raise ApiError(
+            400,
+            f"logit_bias names token {biased} and the model's token ids end with {largest}: send only these",
+            code="invalid_value",
+            param="logit_bias",
+        )
     if ask.messages:
         try:
             prompts: tuple[Prompt, ...] = (await template.render(ask.messages),)

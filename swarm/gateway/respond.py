@@ -1,10 +1,11 @@
 """One request and its response over ASGI: the body within bounds, the answer whole or as a stream of events.
 
-A client that goes away ends its sessions at once.
+A client that goes away ends its sessions at once. A server that stops tells its clients.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,15 +19,18 @@ from peer.events import EventLog
 from swarm.gateway.answer import AnswerPart, route_text
 from swarm.gateway.choices import Answers, Told
 from swarm.gateway.errors import ApiError
-from swarm.gateway.ignored import ignored_header
+from swarm.gateway.ignored import ignored_header, ignored_text
 from swarm.gateway.limits import BODY_BYTES_MAX
 from swarm.gateway.openai import DONE, AnswerFormat, usage_of
+from swarm.web.listening import ENDING_S
 
 BODY_S: Final = 10.0
 _DISCARDED_BYTES_MAX: Final = 16 << 20
 SEND_S: Final = 40.0
 """A client that takes nothing for this long is gone. The stream below gives up sooner, if it is TCP's own buffer."""
 DISCONNECTED: Final = "disconnected"
+STOPPING: Final = "server_stopping"
+_RETRY_S: Final = 5.0
 ROUTE_HEADER: Final = "X-Barnraise-Route"
 
 
@@ -96,6 +100,10 @@ class Responder:
     def __init__(self, answers: Answers, form: AnswerFormat, connection: Connection, events: EventLog) -> None:
         self._answers, self._format, self._connection, self._events = answers, form, connection, events
         self._ended = DISCONNECTED
+        self._begun = set[int]()
+        """The answers of which a stream has sent something."""
+        self._is_gone = self._is_starting = False
+        """Whether the client is gone; whether the head of a stream is being sent."""
 
     async def run(self, slots: trio.CapacityLimiter, *, stream: bool, include_usage: bool) -> None:
         """Generate and send. Returns early if the client goes away."""
@@ -111,6 +119,9 @@ class Responder:
                     await self._whole(incoming)
                 nursery.cancel_scope.cancel()
         finally:
+            is_open = self._ended == DISCONNECTED and not self._is_gone and not self._is_starting
+            if is_open and trio.current_effective_deadline() == -math.inf:
+                await self._stop()
             self._events.emit(
                 "request_answered",
                 ended=self._ended,
@@ -119,10 +130,12 @@ class Responder:
                 prompt_tokens=self._answers.prompt_tokens,
                 tokens=self._answers.tokens,
                 failovers=self._answers.failovers,
+                ignored=ignored_text(self._answers.ignored),
             )
 
     async def _watch(self, scope: trio.CancelScope) -> None:
         await self._connection.gone()
+        self._is_gone = True
         if self._ended == DISCONNECTED:  # else the response is out but for its end, which must not be cut
             scope.cancel()
 
@@ -140,13 +153,15 @@ class Responder:
 
     async def _stream(self, incoming: trio.MemoryReceiveChannel[Told], include_usage: bool) -> None:
         """Send parts as they come. The head waits for the first one: until then an error has a status of its own."""
-        begun = set[int]()
+        begun = self._begun
         async for told in incoming:
             if isinstance(told, ApiError):
-                await self._fail(told, bool(begun))
+                await self._fail(told)
                 return
             if not begun:
+                self._is_starting = True  # a cancelled head may be sent in part: nothing can follow it
                 await self._connection.start(200, "text/event-stream", self._headers())
+                self._is_starting = False
             index, part = told
             chunks = self._format.chunks(index, part)
             if index not in begun and (first := self._format.first_chunk(index)) is not None:
@@ -160,9 +175,15 @@ class Responder:
         last = _event({**self._format.usage_chunk(self._usage()), **self._extras()}) if include_usage else b""
         await self._connection.body(last + DONE)
 
-    async def _fail(self, error: ApiError, begun: bool) -> None:
+    async def _stop(self) -> None:
+        """Send an error, as this process is about to end: the answer stays without its end."""
+        message = "this gateway stops before the answer is complete: send the request again"
+        with trio.CancelScope(deadline=trio.current_time() + ENDING_S, shield=True):
+            await self._fail(ApiError(503, message, code=STOPPING, retry_s=_RETRY_S))
+
+    async def _fail(self, error: ApiError) -> None:
         self._ended = error.code or "error"
-        if begun:
+        if self._begun:
             await self._connection.body(_event(error.body))
         else:
             await self._connection.json(error.status, error.body, error.headers)

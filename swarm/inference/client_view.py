@@ -15,14 +15,14 @@ from dht.node import Node
 from peer.catalogue.groups import MembershipStale
 from peer.config import HiddenType
 from peer.errors import BarnraiseError, NetworkError
-from peer.ipc.block_messages import WireType
 from peer.net.host import Host
 from swarm.inference.conduct import Avoids, ServerConduct, TokenPace
 from swarm.inference.coverage import block_states, troubles
-from swarm.inference.record import SERVERS, ServedCommit, ServerRecord, servers_key
+from swarm.inference.record import SERVERS, ServedCommit, ServerRecord, SessionNeeds, servers_key
 from swarm.inference.route import Hop, Route, RouteView, find_route, foretold_ms, uncovered
 from swarm.membership.membership import read_records
 
+NONE: Final = SessionNeeds()
 FRESH_S: Final = 10.0
 TOLD_S: Final = 1.5
 """So long a session looks for a server of blocks that none has before it says so."""
@@ -103,12 +103,12 @@ class ServersView:
         self._read_at = float("-inf")
 
     def plan_newest(
-        self, avoids: Avoids = "all", wire: WireType | None = None
+        self, avoids: Avoids = "all", needs: SessionNeeds = NONE
     ) -> tuple[Route | None, ServedCommit | None]:
         """Return a route of one commit, the newest that has one; of a served model, which has none, any route."""
         choices: Sequence[ServedCommit | None] = self.commits() or (None,)
         for commit in choices:
-            route = self.plan((), avoids, commit, wire)
+            route = self.plan((), avoids, commit, needs)
             if route is not None:
                 return route, commit
         return None, None
@@ -118,13 +118,12 @@ class ServersView:
         kept: Route,
         avoids: Avoids = "all",
         commit: ServedCommit | None = None,
-        wire: WireType | None = None,
+        needs: SessionNeeds = NONE,
         also: Iterable[str] = (),
     ) -> Route | None:
         """Return a route that keeps these hops and fills the gaps, or None. `avoids`: the servers to avoid, beside
-        `also`. `commit`: the one that all servers have. `wire`: the type of hidden states, which they take."""
-        served = {peer: record for peer, record in self.records.items() if record.has(commit) and record.takes(wire)}
-        view = self._view(served)
+        `also`. `commit`: the one that all servers have. `needs`: what they must know."""
+        view = self._view({peer: record for peer, record in self._taking(needs).items() if record.has(commit)})
         without = {*also, *self.conduct.without(avoids), *(hop.peer for hop in kept)}
         route, at = list[Hop](), 0
         for first, end, hop in [*((hop.first, hop.end, hop) for hop in kept), (view.blocks, view.blocks, None)]:
@@ -148,23 +147,32 @@ class ServersView:
         records = [self.records[hop.peer] for hop in route[:-1] if hop.peer in self.records]
         return min((record.uplink_bytes_s for record in records if record.uplink_bytes_s), default=0.0)
 
-    def missing(self, refusal: str, wire: WireType | None = None) -> str:
+    def _taking(self, needs: SessionNeeds) -> dict[str, ServerRecord]:
+        """Return the records of the servers that know what a session needs."""
+        return {peer: record for peer, record in self.records.items() if record.takes(needs, self.blocks)}
+
+    def missing(self, refusal: str, needs: SessionNeeds = NONE) -> str:
         """Say what is missing for a route, and what to do. `refusal`: the last one of a server."""
-        taking = {peer: record for peer, record in self.records.items() if record.takes(wire)}
-        if wire is not None and uncovered(self._view(taking)) and not uncovered(self.view()):
-            return f"some blocks have no server that takes {wire} hidden states: ask without a type for the wire"
+        if not uncovered(self.view()):
+            if uncovered(self._view(self._taking(SessionNeeds(needs.wire)))):
+                return f"some blocks have no server that takes {needs.wire} hidden states: ask without a wire type"
+            if uncovered(self._view(self._taking(needs))):
+                return (
+                    "no server of the last block knows frequency_penalty, presence_penalty and logit_bias: ask without"
+                    " them, or have its operator install a newer version"
+                )
         wrong = troubles(block_states(self.view(), *self.conduct.states()))
         what = "; ".join(wrong) or "no chain of servers takes this session"
         why = f" ({refusal})" if refusal else ""
         return f"{what}{why}: start another server with `peer serve INVITE`, or try again later"
 
-    def check_wait(self, began: float, refusal: str, wire: WireType | None) -> None:
+    def check_wait(self, began: float, refusal: str, needs: SessionNeeds) -> None:
         """Tell once what a session that began to look for servers then waits for; raise NoServers when it has waited
         for long enough."""
         waited_s = trio.current_time() - began
         if waited_s <= TOLD_S:
             return
-        missing = self.missing(refusal, wire)
+        missing = self.missing(refusal, needs)
         if waited_s > self._patience.wait_s and not self._patience.comes_back():
             raise NoServers(missing)
         if self._told < began:

@@ -3,6 +3,7 @@ trusted beyond that."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -42,6 +43,16 @@ class ServedCommit(msgspec.Struct, frozen=True, array_like=True, order=True):
     """The first bytes of the head's hash; of a pipeline, of the hash of all stages' heads."""
 
 
+@dataclass(frozen=True)
+class SessionNeeds:
+    """What a session asks for that not every server knows."""
+
+    wire: WireType | None = None
+    """The type of hidden states on the wire; None: the servers' own."""
+    options: tuple[str, ...] = ()
+    """How the last server draws tokens (`Sampling.options`)."""
+
+
 class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One block server as it describes itself. Times are seconds since the Unix epoch."""
 
@@ -62,6 +73,8 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
     dtype: Literal["fp32", "bf16"] = "fp32"
     wire: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=8)] = ()
     """The types that sessions may choose for hidden states on the wire; those that this peer does not know, too."""
+    options: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=16)], ...], msgspec.Meta(max_length=8)] = ()
+    """The settings of sampling that it knows beside those of the first servers, which ignore them."""
     pages: Total = 0
     """Room for keys and values: pages of all its blocks, 16 tokens each."""
     pages_free: Total = 0
@@ -86,7 +99,7 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Check what types cannot say."""
-        for text in (self.session, self.name, self.version, *self.addresses, *self.wire):
+        for text in (self.session, self.name, self.version, *self.addresses, *self.wire, *self.options):
             if not text.isprintable():
                 raise ValueError(f"a server record with the text {text!a} is not printable")
         if not self.first < self.end:
@@ -104,9 +117,10 @@ class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it serves that commit; None for a served model, which has none."""
         return commit in self.commits if commit is not None else not self.commits
 
-    def takes(self, wire: WireType | None) -> bool:
-        """Whether a session may choose this type for hidden states on the wire; None: the server's own."""
-        return wire is None or wire in self.wire
+    def takes(self, needs: SessionNeeds, of: int) -> bool:
+        """Whether a session may ask it for these, in a model of this many blocks. A server of the last one draws."""
+        draws = self.end >= of
+        return needs.wire in (None, *self.wire) and (not draws or {*needs.options} <= {*self.options})
 
     def span(self, of: int) -> Span | None:
         """Return its blocks, of a model with this many; None if it has none of these."""

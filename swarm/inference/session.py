@@ -37,7 +37,7 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.inference.page_names import page_names
-from swarm.inference.record import ServedCommit
+from swarm.inference.record import ServedCommit, SessionNeeds
 from swarm.inference.resume import resume
 from swarm.inference.route import Route
 from swarm.inference.route_flows import RouteFlows
@@ -78,7 +78,7 @@ class RemoteSession:
         self.failovers = 0
         """How often a server had to be replaced."""
         self._server_flows, self._servers, self._model = server_flows, servers, model
-        self._sampling, self._stops, self._wire_type = sampling, tuple(stops), wire
+        self._sampling, self._stops, self._needs = sampling, tuple(stops), SessionNeeds(wire, sampling.options)
         self._revision, self._wired = 0, False
         self._silent = set[str]()
         """Servers that have not answered the last revision."""
@@ -91,7 +91,7 @@ class RemoteSession:
         """The position after the last prompt."""
         self._ahead = self._stalled = False
         """Whether the servers may have drawn more than was taken; whether no token has come for `STALL_S`."""
-        self._judge = RouteJudge(servers, lambda peer: servers.plan((), "all", self.commit, wire, (peer,)))
+        self._judge = RouteJudge(servers, lambda peer: servers.plan((), "all", self.commit, self._needs, (peer,)))
         self._pace = TokenPace(0.0, 0)
         server_flows.add(self)
 
@@ -122,8 +122,10 @@ class RemoteSession:
         check_text(self._model, len(self.tokens), prompt, count)
         end = len(self.tokens) + len(prompt) + count
         self._server_flows.add(self)
-        if self._ahead:
+        sampling = self._sampling.of_answer(len(self.tokens) + len(prompt)) if prompt else self._sampling
+        if self._ahead or (self._revision and sampling != self._sampling):  # servers read it once a session
             self._begin_again()
+        self._sampling = sampling
         first = max(0, len(self.tokens) - 1)  # the last drawn token was not sent on
         self.tokens += prompt
         self._given, self._allowed, self._ahead, self._stalled = len(self.tokens), 0, True, False
@@ -271,14 +273,14 @@ class RemoteSession:
                 if await self._try(route, end, answer_s):
                     return
             if route is None or answer_s < START_S:
-                self._servers.check_wait(began, self._refusal, self._wire_type)
+                self._servers.check_wait(began, self._refusal, self._needs)
             await trio.sleep(_RETRY_S if route is None else 0)
 
     def _plan(self, kept: Route, avoids: Avoids = "all") -> Route | None:
         """Return a route. An answer keeps the commit with which it began."""
         if kept or len(self.tokens) > self._given:
-            return self._servers.plan(kept, avoids, self.commit, self._wire_type)
-        route, commit = self._servers.plan_newest(avoids, self._wire_type)
+            return self._servers.plan(kept, avoids, self.commit, self._needs)
+        route, commit = self._servers.plan_newest(avoids, self._needs)
         if route is not None and commit != self.commit:
             if self._revision:
                 self._begin_again()
@@ -325,7 +327,7 @@ class RemoteSession:
         hop, allowed = route[index], min(end, len(self.tokens) + AHEAD_TOKENS)
         self._ceiling = max(self._ceiling, allowed)
         alone = len(route) == 1
-        names = page_names(self.tokens, self._wire_type) if self._revision == 1 or len(fresh) == len(route) else ()
+        names = page_names(self.tokens, self._needs.wire) if self._revision == 1 or len(fresh) == len(route) else ()
         return StartSession(
             self.id,
             self._revision,
@@ -339,7 +341,7 @@ class RemoteSession:
             known=len(self.tokens),
             allowed=allowed,
             commit=self.commit.name if self.commit is not None else b"",
-            wire=self._wire_type,
+            wire=self._needs.wire,
         )
 
     async def _answers(self, route: Route) -> list[int] | None:

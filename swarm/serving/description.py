@@ -7,6 +7,7 @@ import time
 
 from peer.config import HiddenType
 from peer.ipc.block_messages import WIRE_TYPES
+from peer.ipc.sampling_options import OPTIONS
 from peer.ipc.span import Span
 from peer.net.host import Host
 from swarm.inference.record import ServerRecord
@@ -37,6 +38,7 @@ class ServerDescription:
             end=span.end,
             dtype=dtype,
             wire=WIRE_TYPES,
+            options=OPTIONS,
             pages=pages,
             pages_free=pages if load is None else load.pages_free,
             sessions=0 if server is None else server.sessions,

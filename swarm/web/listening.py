@@ -22,6 +22,8 @@ from swarm.web.places import ClientPlaces
 
 IDLE_S: Final = 15.0
 """How long a connection may stay without a request, or with half of its head."""
+ENDING_S: Final = 1.0
+"""How long the connections may take to end by themselves once the server stops."""
 _HEAD_BYTES_MAX: Final = 32 << 10
 _BACKLOG: Final = 1024
 _PORT_MAX: Final = 65535
@@ -73,7 +75,8 @@ def _is_host(text: str) -> bool:
 
 
 async def serve_http(app: Starlette, address: ListenAddress, listening: Callable[[str], None]) -> None:
-    """Serve until cancelled; then end all connections. `listening` gets the URL. Raises ResourceError."""
+    """Serve until cancelled; then end all connections, after `ENDING_S` at the latest. `listening` gets the URL. Raises
+    ResourceError."""
     listener = trio.SocketListener(_listen(address))
     port = listener.socket.getsockname()[1]
     listening(f"http://{address.name}:{port}")
@@ -138,6 +141,8 @@ class _Server:
         try:
             await trio.sleep_forever()
         finally:
+            with trio.CancelScope(shield=True):
+                await self._places.empty(ENDING_S)
             self._places.end_all()
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from starlette.types import Scope
 
 from peer.net.address_prefix import prefix_of
+from peer.notifier import Notifier
 
 CONNECTIONS_MAX: Final = 512
 STRANGERS_MAX: Final = 32
@@ -44,6 +45,7 @@ class ClientPlaces:
 
     def __init__(self) -> None:
         self._open: dict[ClientPlace, None] = {}
+        self._fewer = Notifier()
 
     def __len__(self) -> int:
         return len(self._open)
@@ -71,6 +73,11 @@ class ClientPlaces:
     def leave(self, place: ClientPlace) -> None:
         """Free a place."""
         self._open.pop(place, None)
+        self._fewer.notify()
+
+    async def empty(self, timeout_s: float) -> None:
+        """Wait until no connection is left, or time is up."""
+        await self._fewer.until(lambda: not self._open, timeout_s)
 
     def end_all(self) -> None:
         """Close every connection."""

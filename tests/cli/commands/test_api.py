@@ -33,6 +33,7 @@ def test_other_machines_need_a_key(peer: Peer, invite: str) -> None:
         (["--listen", "example.com:80"], "no IP address and port"),
         (["--key", "a", "--key-file", "keys"], "choose one"),
         (["--key", " "], "--key is empty"),
+        (["--allow-origin", "app.example"], "app.example is no origin: write scheme, host and port"),
         (["--key-file", "no/such/file"], "cannot be read"),
         (
             ["--template", "no/such/file"],
@@ -53,7 +54,7 @@ def test_a_key_and_a_token_may_come_from_the_environment(
 ) -> None:
     """Where the process list does not show them. An option goes before; beside a file of keys one is refused."""
     kept: list[object] = []
-    monkeypatch.setattr("cli.commands.api.run_until_stopped", lambda run, tied: kept.append(run.__self__.keys))
+    monkeypatch.setattr("cli.commands.api.run_until_stopped", lambda run, tied: kept.append(run.__self__.limits.keys))
     monkeypatch.setattr("cli.commands.monitor.run_until_stopped", lambda run, tied: kept.append(run.__self__.token))
     monkeypatch.setenv("PEER_API_KEY", "sk-a sk-b")
     monkeypatch.setenv("PEER_MONITOR_TOKEN", "t-a")

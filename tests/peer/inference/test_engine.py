@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from peer.inference.engine import Engine
 from peer.inference.step_output import StepRefused
@@ -161,6 +162,44 @@ def test_every_span_knows_the_tokens_for_the_penalty(cuts: list[tuple[int, int]]
     assert len({*prompt, *said[0]}) == len({*prompt}) + len(said[0]), "the penalty leaves no token twice"
 
 
+@pytest.mark.parametrize("cuts", [[(0, 3)], [(0, 1), (1, 3)]], ids=["one span", "two spans"])
+def test_a_server_that_takes_over_counts_the_same_tokens(cuts: list[tuple[int, int]]) -> None:
+    """It knows only the ids that it is sent, and where the answer begins; the prompt does not count."""
+    prompt = prompt_of(40)
+    sampling = Sampling(
+        0.3, seed=5, frequency_penalty=1.5, presence_penalty=1.0, logit_bias=((3, 4.0), (8, 2.0)), counted_from=40
+    )
+
+    def answer(engines: list[Engine], sent: list[int], tokens: int, chosen: Sampling) -> list[int]:
+        for engine in engines:
+            engine.open(1, chosen)
+        position, ids, own = 0, sent, list[int]()
+        while len(own) < tokens:
+            hidden = None
+            for engine in engines:
+                engine.submit(1, position, ids, hidden, samples=True)
+                (output,) = engine.step()
+                hidden = output.hidden
+            assert output.token is not None
+            position, ids = position + len(ids), [output.token]
+            own.append(output.token)
+        return own
+
+    whole = answer(chain("llama3", cuts), prompt, 40, sampling)
+    for taken in (1, 17, 39):
+        assert answer(chain("llama3", cuts), [*prompt, *whole[:taken]], 40 - taken, sampling) == whole[taken:]
+    for other in ({"counted_from": 0}, {"counted_from": 41}, {"frequency_penalty": 0.0}, {"logit_bias": ()}):
+        assert answer(chain("llama3", cuts), prompt, 40, replace(sampling, **other)) != whole, other
+
+
+def test_a_bias_beyond_the_vocabulary_is_refused(engine: Engine) -> None:
+    with pytest.raises(StepRefused, match="token 199, beyond the vocabulary") as refused:
+        engine.open(1, Sampling(logit_bias=((5, 1.0), (199, 1.0))))
+    assert refused.value.cause == "value" and engine.sessions == 0
+    engine.open(1, Sampling(logit_bias=((198, 100.0),)))
+    assert generate(engine, 1, prompt_of(17), 3) == [198] * 3
+
+
 def test_an_idle_engine_makes_no_step(engine: Engine) -> None:
     assert engine.step() == []
     engine.open(1, Sampling())
@@ -179,6 +218,15 @@ def test_sessions_that_are_not_open_are_refused(engine: Engine) -> None:
     with pytest.raises(StepRefused, match="not open"):
         engine.submit(9, 0, [1], None, samples=True)
     engine.close(9)
+
+
+def test_a_closed_session_takes_no_part_in_the_next_step(engine: Engine) -> None:
+    for id in (1, 2):
+        engine.open(id, Sampling())
+        engine.submit(id, 0, prompt_of(600), None, samples=True)
+    engine.step()
+    engine.close(1)
+    assert {output.session for output in (*engine.step(), *engine.step())} == {2} and engine.sessions == 1
 
 
 def test_a_rewound_session_says_the_same_again(engine: Engine) -> None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from peer.inference.sampling import filtered, gumbel, sample, top_logprobs
-from peer.ipc.sampling_options import Sampling
+from peer.inference.sampling import adjusted, filtered, gumbel, sample, top_logprobs
+from peer.ipc.sampling_options import OPTIONS, Sampling
 
 SCORES = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40)
 
@@ -78,6 +79,42 @@ def test_the_penalty_lowers_what_was_seen() -> None:
     assert sample(logits, Sampling(repetition_penalty=2.0), 0) == 0
 
 
+PENALTIES = st.floats(-2, 2)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.floats(-20, 20), min_size=12, max_size=12),
+    st.lists(st.integers(0, 11), max_size=40),
+    st.integers(0, 20),
+    *(PENALTIES, PENALTIES),
+    st.dictionaries(st.integers(0, 11), st.floats(-100, 100), max_size=12),
+)
+def test_biases_and_penalties_are_openais(
+    values: list[float], seen: list[int], start: int, frequency: float, presence: float, bias: dict[int, float]
+) -> None:
+    """In float64: mu[j] - c[j] * frequency - (c[j] > 0) * presence, c counting the tokens of the answer alone."""
+    wanted = np.array(values) + np.array([bias.get(token, 0.0) for token in range(12)])
+    counts = np.bincount(np.array(seen[start:], dtype=np.int64), minlength=12)
+    wanted = wanted - counts * frequency - (counts > 0) * presence
+    sampling = Sampling(
+        frequency_penalty=frequency, presence_penalty=presence, logit_bias=tuple(bias.items()), counted_from=start
+    )
+    logits = torch.tensor(values)
+    before = logits.clone()
+    found = adjusted(logits, sampling, seen if sampling.looks_back else ())
+    assert np.abs(found.double().numpy() - wanted).max() < 1e-4
+    assert torch.equal(logits, before), "what is reported as log-probabilities stays the model's"
+    if np.diff(np.sort(wanted)[-2:]) > 1e-3:
+        assert sample(logits, sampling, len(seen), seen) == wanted.argmax()
+
+
+def test_penalties_come_after_the_bias_and_the_penalty_on_repetition() -> None:
+    sampling = Sampling(repetition_penalty=2.0, frequency_penalty=0.5, presence_penalty=1.0, logit_bias=((0, 3.0),))
+    found = adjusted(torch.tensor([1.0, -1.0, 2.0]), sampling, [0, 0, 1])
+    assert found.tolist() == [(1 + 3) / 2 - 2 * 0.5 - 1, -2.0 - 0.5 - 1, 2.0]
+
+
 def test_log_probabilities_are_those_of_the_softmax() -> None:
     logits = torch.randn(30, generator=torch.Generator().manual_seed(2))
     logprob, likeliest = top_logprobs(logits, 5, 3)
@@ -86,7 +123,42 @@ def test_log_probabilities_are_those_of_the_softmax() -> None:
     assert [token for token, _ in likeliest] == wanted.topk(3).indices.tolist()
 
 
-@pytest.mark.parametrize("bad", [{"temperature": -1.0}, {"top_p": 1.5}, {"min_p": float("nan")}, {"seed": -1}])
-def test_settings_out_of_range_are_refused_by_name(bad: dict[str, float]) -> None:
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"temperature": -1.0},
+        {"top_p": 1.5},
+        {"min_p": NAN},
+        {"seed": -1},
+        {"frequency_penalty": 2.1},
+        {"frequency_penalty": NAN},
+        {"presence_penalty": -2.1},
+        {"logit_bias": ((0, 100.5),)},
+        {"logit_bias": ((0, NAN),)},
+        {"logit_bias": ((-1, 1.0),)},
+        {"logit_bias": ((1 << 24, 1.0),)},
+        {"logit_bias": ((5, 1.0), (5, 2.0))},
+        {"logit_bias": tuple((token, 1.0) for token in range(301))},
+        {"counted_from": -1},
+        {"counted_from": (1 << 24) + 1},
+    ],
+    ids=str,
+)
+def test_settings_out_of_range_are_refused_by_name_and_so_they_are_on_the_wire(bad: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
-        Sampling(**bad)  # type: ignore[arg-type]
+        Sampling(**bad)
+    plain = msgspec.structs.asdict(Sampling())
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(msgspec.msgpack.encode(list({**plain, **bad}.values())), type=Sampling)
+
+
+def test_settings_of_an_older_client_are_read_and_an_older_server_reads_those_of_a_newer_one() -> None:
+    """It would ignore what it does not know: so its record must say that it knows (`ServerRecord.options`)."""
+    old = msgspec.msgpack.encode([0.5, 4, 0.9, 0.1, 1.2, 7, 3])
+    assert msgspec.msgpack.decode(old, type=Sampling) == Sampling(0.5, 4, 0.9, 0.1, 1.2, 7, 3)
+    assert Sampling(0.5, 4, 0.9, 0.1, 1.2, 7, 3).options == ()
+    for new in ({"frequency_penalty": 1.0}, {"presence_penalty": -1.0}, {"logit_bias": ((1, 1.0),)}):
+        assert Sampling(**new).options == OPTIONS

@@ -118,9 +118,9 @@ class Site:
         return "\r\n".join([*lines, "", ""]).encode()
 
 
-async def answer_of(stream: trio.SocketStream) -> tuple[int, dict[str, str], bytes]:
-    """Read a whole response, whose end is that of the connection."""
-    data = bytearray()
+async def answer_of(stream: trio.SocketStream, begin: bytes = b"") -> tuple[int, dict[str, str], bytes]:
+    """Read a whole response, whose end is that of the connection. `begin`: what was read of it before."""
+    data = bytearray(begin)
     with trio.fail_after(300):
         while more := await stream.receive_some():
             data += more
@@ -152,11 +152,13 @@ async def open_site(
     keys: ApiKeys | None = None,
     quotas: Quotas | None = None,
     app: Callable[[Gateway], Any] = gateway_app,
+    origins: tuple[str, ...] = (),
 ) -> AsyncIterator[Site]:
     """Serve a scripted model inside the block."""
     urls = list[str]()
     async with open_template(model.manifest.text) as template, trio.open_nursery() as nursery:
-        gateway = Gateway(model, template, keys or ApiKeys(), quotas or Quotas(None, 16))  # type: ignore[arg-type]
+        used: Any = model
+        gateway = Gateway(used, template, keys or ApiKeys(), quotas or Quotas(None, 16), origins=origins)
         listening = trio.Event()
 
         def tell(url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,9 +13,14 @@ from starlette.applications import Starlette
 from starlette.routing import Route
 
 from peer.errors import NetworkError
+from peer.events import Event
 from peer.model.text_rules import TextRules
 from swarm.gateway import limits, respond
+from swarm.gateway.asks import read_chat
+from swarm.gateway.choices import prepare
 from swarm.gateway.limits import ApiKeys, Quotas, key_hash
+from swarm.gateway.openai import AnswerFormat
+from swarm.gateway.template import ChatTemplate
 from swarm.inference.client_view import NoServers
 from swarm.web import connection
 from tests.swarm.gateway.scripted import CONTEXT, ScriptedModel, answer_of, events_of, open_site
@@ -50,7 +56,7 @@ async def test_a_chat_is_answered_whole() -> None:
     assert {session.sampling.seed for session in model.sessions} == {7, 8}
     assert all(session.closed.is_set() for session in model.sessions)
     assert site.events[0].fields | {"seconds": 0} == {
-        "ended": "done", "seconds": 0, "answers": 2, "prompt_tokens": 22, "tokens": 8, "failovers": 0
+        "ended": "done", "seconds": 0, "answers": 2, "prompt_tokens": 22, "tokens": 8, "failovers": 0, "ignored": ""
     }  # fmt: skip
 
 
@@ -118,10 +124,12 @@ async def test_a_stop_text_may_be_a_special_token() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_response_lists_what_was_ignored(stream: bool) -> None:
     async with open_site(ScriptedModel(b"ab")) as site:
-        neutral = {"ignore_eos": False, "metadata": {"a": "b"}, "b\u00e9,\n": []}
+        neutral = {"ignore_eos": False, "metadata": {"a": "b"}, "b\u00e9,\n": ["of an editor"]}
         _, headers, _ = await site.post(CHAT, {**HELLO, "stream": stream, **neutral})
+        await site.ended()
         _, quiet, _ = await site.post(CHAT, {**HELLO, "stream": stream})
     assert headers["x-barnraise-ignored"] == "ignore_eos, metadata, b%c3%a9%2c%0a"
+    assert str(site.events[0].fields["ignored"]).lower() == headers["x-barnraise-ignored"]
     assert "x-barnraise-ignored" not in quiet
 
 
@@ -175,6 +183,7 @@ async def test_an_error_in_mid_stream_is_an_event() -> None:
         (CHAT, {"messages": [{"role": "user", "content": "x" * 64 * (CONTEXT + 1)}]}, 400, "context_length_exceeded"),
         (TEXT, {"prompt": ""}, 400, None),
         (TEXT, {"prompt": [256]}, 400, None),
+        (TEXT, {"logit_bias": {"255": 1, "256": 1}}, 400, "invalid_value"),
         (TEXT, {"tools": [{}]}, 400, "unsupported_parameter"),
     ],
 )
@@ -294,6 +303,48 @@ async def test_the_server_ends_although_a_client_reads_nothing() -> None:
                 said = len(model.sessions[0].tokens)
                 await trio.sleep(0.2)
     await lazy.aclose()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_server_that_stops_reports_an_error_to_clients_that_wait(stream: bool) -> None:
+    model, told = ScriptedModel(b"abc", ...), list[Event]()
+    model.events.subscribe(told.append)
+    async with open_site(model) as site:
+        client = await site.open()
+        body = json.dumps({**HELLO, "n": 2, "stream": stream}).encode()
+        await client.send_all(site.head("POST", CHAT, len(body)) + body)
+        with trio.fail_after(300):
+            while sum(len(session.tokens) for session in model.sessions) < 2 * len(b"user: Hello\nassistant:abc"):
+                await trio.sleep(0.01)
+    async with client:
+        status, _, answer = await answer_of(client)
+    assert (status, told[0].fields["ended"]) == (200 if stream else 503, "server_stopping")
+    error = events_of(answer)[-1] if stream else json.loads(answer)
+    assert error["error"]["code"] == "server_stopping" and "again" in error["error"]["message"]
+    assert all(session.closed.is_set() for session in model.sessions)
+
+
+async def test_a_server_that_stops_sends_nothing_behind_half_a_head() -> None:
+    model, sent, asked = ScriptedModel(b"abc", ...), list[str](), trio.Event()
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        asked.set()
+        await trio.sleep_forever()
+
+    async def receive() -> Any:
+        await trio.sleep_forever()
+
+    used: Any = model
+    answers = await prepare(used, ChatTemplate(), read_chat(json.dumps(HELLO).encode()))
+    connection = respond.Connection(receive, send)
+    responder = respond.Responder(answers, AnswerFormat("chat", "m", True, None), connection, model.events)
+    with trio.fail_after(300):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(responder.run, trio.CapacityLimiter(1), stream=True, include_usage=False))
+            await asked.wait()
+            nursery.cancel_scope.cancel()
+    assert sent == ["http.response.start"] and model.sessions[0].closed.is_set()
 
 
 _UPGRADE = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: "

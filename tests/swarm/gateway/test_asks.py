@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, get_type_hints
 from urllib.parse import unquote
 
 import pytest
+from openai.types import completion_create_params as text_params
+from openai.types.chat import ChatCompletionAssistantMessageParam, ChatCompletionUserMessageParam
+from openai.types.chat import completion_create_params as chat_params
 
-from swarm.gateway.asks import GenerationAsk, read_chat, read_completion
+from swarm.gateway.asks import GenerationAsk, _ChatBody, _TextBody, read_chat, read_completion
 from swarm.gateway.errors import ApiError
-from swarm.gateway.ignored import ignored_header
+from swarm.gateway.ignored import HARMLESS, REFUSED, REFUSED_IN_MESSAGES, ignored_header
 from swarm.gateway.template import ChatMessage
 
 
@@ -41,10 +44,13 @@ def test_every_parameter_arrives() -> None:
     ask = chat(
         max_completion_tokens=9, temperature=0, top_p=0.5, top_k=4, min_p=0.1, repetition_penalty=1.2, seed=-1, n=3,
         stop="x", stream=True, stream_options={"include_usage": True}, logprobs=True, top_logprobs=5, user="me",
+        frequency_penalty=-0.5, presence_penalty=2, logit_bias={"7": -100, "0": 1.5},
     )  # fmt: skip
     sampling = ask.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p) == (0.0, 0.5, 4, 0.1)
     assert (sampling.repetition_penalty, sampling.seed, sampling.logprobs) == (1.2, (1 << 64) - 1, 5)
+    assert (sampling.frequency_penalty, sampling.presence_penalty) == (-0.5, 2.0)
+    assert sampling.logit_bias == ((0, 1.5), (7, -100.0))
     assert (ask.count, ask.n, ask.stops, ask.stream, ask.include_usage, ask.logprobs) == (9, 3, ("x",), True, True, 5)
     assert chat(max_tokens=4).count == 4 and chat(top_k=-1).sampling.top_k == 0
     assert chat(logprobs=True).sampling.logprobs == 1 and chat(logprobs=True).logprobs == 0
@@ -64,13 +70,10 @@ def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
         {"tools": [{"type": "function"}]},
         {"tool_choice": "required"},
         {"response_format": {"type": "json_object"}},
-        {"logit_bias": {"5": 1}},
-        {"presence_penalty": 0.5},
-        {"frequency_penalty": -1},
         {"audio": {"voice": "a"}},
         {"modalities": ["audio"]},
         {"reasoning_effort": "high"},
-        {"no_such_thing": 1},
+        {"web_search_options": {}},
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(given: dict[str, Any]) -> None:
@@ -90,9 +93,6 @@ def test_nor_in_a_completion(given: dict[str, Any]) -> None:
         {"tools": []},
         {"tool_choice": "auto"},
         {"response_format": {"type": "text"}},
-        {"logit_bias": {}},
-        {"presence_penalty": 0},
-        {"frequency_penalty": 0.0},
         {"ignore_eos": False},
         {"stop_token_ids": []},
         {"chat_template_kwargs": {}},
@@ -113,9 +113,13 @@ def test_nor_in_a_completion(given: dict[str, Any]) -> None:
         {"no_such_thing": {}},
         {"no_such_number": 0.0},
         {"no_such_switch": False},
+        {"no_such_switch": True},
+        {"no_such_number": -1},
+        {"cline_task": {"id": "1", "mode": ["act"]}},
+        {"prediction": {"type": "content", "content": "x"}},
     ],
 )
-def test_a_parameter_that_changes_nothing_is_ignored_and_listed(given: dict[str, Any]) -> None:
+def test_a_parameter_that_changes_nothing_or_is_unknown_is_ignored_and_listed(given: dict[str, Any]) -> None:
     assert chat(**given).ignored == text(**given).ignored == tuple(given)
 
 
@@ -129,8 +133,6 @@ def test_a_parameter_that_changes_nothing_is_ignored_and_listed(given: dict[str,
         {"length_penalty": 2},
         {"add_generation_prompt": False},
         {"detokenize": False},
-        {"presence_penalty": True},
-        {"no_such_number": -1},
         {"best_of": True},
     ],
 )
@@ -147,7 +149,23 @@ def test_what_is_null_is_absent() -> None:
 def test_parameters_inside_of_another_one_are_ignored_too() -> None:
     ask = chat(stream=True, stream_options={"include_usage": True, "continuous_usage_stats": False})
     assert ask.include_usage and ask.ignored == ("stream_options.continuous_usage_stats",)
-    chat(messages=[{"role": "user", "content": "x", "prefix": False, "annotations": [], "extra": {}}])
+    cached = {"role": "user", "content": "x", "cache_control": {"type": "ephemeral"}}
+    ask = chat(messages=[cached, {**cached, "tool_calls": [], "id": "1", "audio": None}], vendor=1)
+    assert ask.ignored == ("vendor", "messages.cache_control", "messages.tool_calls", "messages.id")
+
+
+@pytest.mark.parametrize(("kind", "theirs"), [(_ChatBody, chat_params), (_TextBody, text_params)])
+def test_every_parameter_that_openai_defines_is_honoured_refused_or_harmless(kind: Any, theirs: Any) -> None:
+    defined = {*get_type_hints(theirs.CompletionCreateParamsBase), "stream"}
+    places = (set(kind.__struct_fields__), HARMLESS, set(REFUSED) - set(kind.__struct_fields__))
+    assert {"model", "temperature", "stream_options"} < defined
+    assert {name: sum(name in place for place in places) for name in defined} == dict.fromkeys(defined, 1)
+
+
+def test_every_field_that_openai_defines_of_a_message_is_honoured_or_refused() -> None:
+    kinds = (ChatCompletionUserMessageParam, ChatCompletionAssistantMessageParam)
+    defined = {name for kind in kinds for name in get_type_hints(kind)}
+    assert defined - {"role", "content"} == set(REFUSED_IN_MESSAGES) - {"tool_call_id"}
 
 
 def test_special_tokens_are_shown_on_request() -> None:
@@ -180,7 +198,16 @@ def test_the_header_lists_names_escaped_and_at_most_32() -> None:
         ("stop", ["x"] * 17),
         ("stop", [""]),
         ("stream", "yes"),
-        ("stream_options", {"other": True}),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -2.5),
+        ("presence_penalty", True),
+        ("logit_bias", {"5": 101}),
+        ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"05": 1}),
+        ("logit_bias", {"the": 1}),
+        ("logit_bias", {str(1 << 24): 1}),
+        ("logit_bias", [5]),
+        ("logit_bias", {str(token): 1 for token in range(301)}),
         ("top_logprobs", 3),
         ("top_logprobs", 21),
         ("messages", []),
@@ -188,6 +215,8 @@ def test_the_header_lists_names_escaped_and_at_most_32() -> None:
         ("messages", [{"role": "tool", "content": "x"}]),
         ("messages", [{"role": "user", "content": 3}]),
         ("messages", [{"content": "x"}]),
+        ("messages", [{"role": "user", "content": None}]),
+        ("messages", [{"role": "system"}]),
         ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),
         ("messages", [{"role": "user", "content": "x", "name": "me"}]),
         ("messages", [{"role": "assistant", "content": "x", "tool_calls": [{}]}]),
@@ -211,6 +240,11 @@ def test_messages_of_all_kinds() -> None:
     ]
     told = (("system", "Be brief."), ("user", "ab"), ("assistant", "c"))
     assert chat(messages=given).messages == tuple(ChatMessage(*one) for one in told)
+
+
+def test_an_answer_without_content_in_a_history_is_empty() -> None:
+    given = [{"role": "assistant", "content": None, "tool_calls": []}, {"role": "assistant"}]
+    assert chat(messages=given).messages == (ChatMessage("assistant", ""),) * 2
 
 
 def test_a_model_must_be_named() -> None:

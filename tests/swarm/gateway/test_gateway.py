@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import numpy as np
 import openai
 import pytest
+import torch
 import trio
 
 from swarm.inference.client import open_model
@@ -20,7 +22,7 @@ from swarm.run.invite import Invite
 from tests.cli.support.seen_in import command
 from tests.support.forking.command import peer
 from tests.swarm.gateway.served_model import KEY, NAME, TEMPLATE, ServedModel, decoded, encoded, served_model
-from tests.swarm.serving.serving_swarm import CONTEXT, reference_tokens
+from tests.swarm.serving.serving_swarm import CONTEXT, reference_model, reference_tokens
 
 pytestmark = pytest.mark.process
 
@@ -87,6 +89,30 @@ def test_seeds_and_several_answers(client: openai.OpenAI) -> None:
     three = texts(seed=4, n=3)
     assert len(set(three)) == 3 and three == texts(seed=4, n=3) and three[1:] == texts(seed=5, n=2)
     assert texts(seed=4, extra_body={"top_k": 1}) == texts(temperature=0)
+
+
+def test_penalties_and_biases(client: openai.OpenAI) -> None:
+    """Against OpenAI's formula over the logits of transformers, in float64."""
+    prompt, bias, own = encoded(PROMPT), {5: 2.5, 40: -100.0}, list[int]()
+    for _ in range(24):
+        with torch.no_grad():
+            logits = reference_model()(torch.tensor([prompt + own])).logits[0, -1].double().numpy()
+        counts = np.bincount(own, minlength=len(logits))
+        wanted = logits - counts * 1.5 - (counts > 0) * 0.5
+        for token, raised in bias.items():
+            wanted[token] += raised
+        own.append(int(wanted.argmax()))
+    answer = client.chat.completions.create(
+        **GREEDY,
+        max_tokens=24,
+        frequency_penalty=1.5,
+        presence_penalty=0.5,
+        extra_body={"logit_bias": bias},
+    )
+    assert answer.choices[0].message.content == decoded(own) != greedy_text(24)
+    with pytest.raises(openai.BadRequestError) as beyond:
+        client.chat.completions.create(**GREEDY, logit_bias={"300": 1})
+    assert beyond.value.param == "logit_bias"
 
 
 def test_logprobs(client: openai.OpenAI) -> None:

@@ -14,7 +14,7 @@ import trio
 
 from peer.config import ModelConfig
 from peer.errors import DialError
-from peer.ipc.sampling_options import Sampling
+from peer.ipc.sampling_options import OPTIONS, Sampling
 from swarm.inference.client_view import ServersView
 from swarm.inference.messages import (
     Allow,
@@ -36,6 +36,7 @@ MODEL: Final = ModelConfig(
     hidden_size=8, layers=6, heads=2, kv_heads=2, intermediate_size=8, max_seq_len=4096, vocab_size=300
 )
 STEP_S: Final = 0.004
+GREEDY: Final = Sampling()
 
 
 def drawn_after(position: int, token: int) -> int:
@@ -71,6 +72,11 @@ class ScriptedServer:
         self.starts = 0
         self._sessions: dict[bytes, _Session] = {}
 
+    @property
+    def holds(self) -> int:
+        """How many sessions it has."""
+        return len(self._sessions)
+
     # -- a flow, as the client sees it ---------------------------------------------------------------------------------
 
     def hold(self) -> Any:
@@ -83,6 +89,7 @@ class ScriptedServer:
         await trio.sleep(self.rtt_s)
         if isinstance(message, StartSession):
             self.starts += 1
+            self.scene.begun.append(message)
             held = self._sessions.get(message.session)
             if held is None:
                 held = self._sessions[message.session] = _Session(message)
@@ -204,6 +211,8 @@ class Scene:
     def __init__(self, nursery: trio.Nursery) -> None:
         self.nursery = nursery
         self.servers: dict[str, ScriptedServer] = {}
+        self.begun: list[StartSession] = []
+        """What servers were sent of sessions."""
         self._sessions: dict[bytes, RemoteSession] = {}
         self.view = ServersView(cast(Any, None), cast(Any, None), "run", MODEL.layers)
         self.view.refresh = self._refresh  # type: ignore[method-assign]
@@ -212,9 +221,9 @@ class Scene:
         """Let the client know a server."""
         self.servers[server.peer] = server
 
-    def session(self) -> RemoteSession:
+    def session(self, sampling: Sampling = GREEDY) -> RemoteSession:
         """Return a new session of the client."""
-        return RemoteSession(cast(Any, self), self.view, Sampling(), stops=(), model=MODEL)
+        return RemoteSession(cast(Any, self), self.view, sampling, stops=(), model=MODEL)
 
     async def _refresh(self, age_s: float = 0.0) -> None:
         await trio.lowlevel.checkpoint()
@@ -231,6 +240,7 @@ class Scene:
                 step_ms=server.step_ms,
                 pages=100,
                 pages_free=100,
+                options=OPTIONS,
             )
             for server in self.servers.values()
         }

@@ -7,14 +7,16 @@ mock clock's. With real processes: tests/soak.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import pytest
 import trio
 import trio.testing
+from msgspec.structs import replace
 
 from peer.errors import NetworkError
+from peer.ipc.sampling_options import Sampling
 from swarm.inference.conduct import ServerConduct
 from swarm.inference.messages import PassTokens
 from tests.swarm.inference.scripted_servers import BadServer, Scene, ScriptedServer, answer_to
@@ -115,6 +117,45 @@ async def test_only_a_bad_server_ends_with_one_error(mode: str, autojump_clock: 
             async for _ in session.generate([1, 2, 3], 4):
                 pass
         assert swarm.servers["h0"].starts <= 2 + 5 * (trio.current_time() - began)
+
+
+async def test_every_server_is_told_where_the_answer_begins(autojump_clock: trio.testing.MockClock) -> None:
+    """Also one that takes over in the middle of it, and those of the next answer; not of an answer that continues."""
+    sampling = Sampling(frequency_penalty=0.5)
+    async with scene() as swarm:
+        for name, blocks in (("h0", (0, 3)), ("h1", (3, 6)), ("h2", (3, 6))):
+            swarm.join(ScriptedServer(swarm, name, *blocks))
+        session = swarm.session(sampling)
+        async with aclosing(session.generate([1, 2, 3], 6)) as tokens:
+            said = [(await anext(tokens)).token, (await anext(tokens)).token]
+            swarm.servers[session.route[1].peer].is_open = False
+            said += [drawn.token async for drawn in tokens]
+        assert session.failovers == 1 and said == answer_to([1, 2, 3], 6)
+        assert {start.sampling for start in swarm.begun} == {replace(sampling, counted_from=3)}
+        first, swarm.begun = swarm.begun, []
+        said = [drawn.token async for drawn in session.generate([], 4)]
+        assert said == answer_to(session.tokens[:9], 4) and swarm.begun == []
+        said = [drawn.token async for drawn in session.generate([4, 5], 4)]
+        assert said == answer_to(session.tokens[:15], 4)
+        assert {start.sampling.counted_from for start in swarm.begun} == {15}
+        assert not {start.session for start in swarm.begun} & {start.session for start in first}
+
+
+async def test_a_closed_session_ends_at_every_server_within_one_step(autojump_clock: trio.testing.MockClock) -> None:
+    """Though the servers may draw up to 32 tokens ahead of the client."""
+    async with scene() as swarm:
+        first, last = ScriptedServer(swarm, "h0", 0, 3), ScriptedServer(swarm, "h1", 3, 6)
+        for server in (first, last):
+            swarm.join(server)
+        session = swarm.session()
+        async with aclosing(session.generate([1, 2, 3], 1000)) as tokens:
+            for _ in range(5):
+                await anext(tokens)
+        assert first.holds == last.holds == 1
+        session.close()
+        await trio.sleep(first.rtt_s)  # the trip of the message
+        await trio.testing.wait_all_tasks_blocked()
+        assert first.holds == last.holds == 0
 
 
 class SlowServer(ScriptedServer):

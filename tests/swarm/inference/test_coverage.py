@@ -40,7 +40,7 @@ async def test_a_client_tells_a_full_server_from_one_that_is_silent() -> None:
     servers.records = {"a": server(0, 1), "b": server(1, 2)}
     servers.conduct.failed("a", full=True)
     servers.conduct.failed("b")
-    told = servers.missing("no room for 40 pages", None)
+    told = servers.missing("no room for 40 pages")
     assert told.startswith("all that hold block 0 are full; none that holds block 1 answers (no room for 40 pages): ")
     servers.conduct.failed("a")
-    assert servers.missing("", None).startswith("none that holds blocks 0 to 1 answers: ")
+    assert servers.missing("").startswith("none that holds blocks 0 to 1 answers: ")

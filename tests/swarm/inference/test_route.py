@@ -8,8 +8,9 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peer.ipc.sampling_options import Sampling
 from swarm.inference.client_view import ServersView
-from swarm.inference.record import ServerRecord
+from swarm.inference.record import ServerRecord, SessionNeeds
 from swarm.inference.route import HOP_MS, Hop, RouteView, find_route, uncovered
 
 NOW = 1000.0
@@ -44,9 +45,23 @@ async def test_a_route_uses_only_servers_that_take_the_type_on_the_wire() -> Non
         "new": server(0, 4, step_ms=50.0, wire=("fp32", "int8", "of tomorrow"), ready_at=0.0),
     }
     assert servers.plan(()) == (Hop("old", 0, 4),)
-    assert servers.plan((), wire="int8") == (Hop("new", 0, 4),)
-    assert servers.plan((), wire="bf16") is None
-    assert "bf16" in servers.missing("", "bf16") and "bf16" not in servers.missing("", "int8")
+    assert servers.plan((), needs=SessionNeeds("int8")) == (Hop("new", 0, 4),)
+    assert servers.plan((), needs=SessionNeeds("bf16")) is None
+    assert "bf16" in servers.missing("", SessionNeeds("bf16"))
+    assert "bf16" not in servers.missing("", SessionNeeds("int8"))
+
+
+async def test_a_server_that_would_ignore_the_penalties_draws_no_token_with_them() -> None:
+    """One of an older version drops the settings that it does not know; before the last block that does no harm."""
+    servers = ServersView(cast(Any, None), cast(Any, None), "run", 4)
+    old, needs = server(0, 4, step_ms=0.1), SessionNeeds(options=Sampling(presence_penalty=1.0).options)
+    servers.records = {"old": old, "old too": server(0, 2)}
+    assert servers.plan(()) == (Hop("old", 0, 4),)
+    assert servers.plan((), needs=needs) is None and "logit_bias: ask without" in servers.missing("", needs)
+    assert "logit_bias" not in servers.missing("")
+    servers.records = {**servers.records, "new": server(2, 4, step_ms=50.0, options=("penalties", "of tomorrow"))}
+    assert servers.plan((), needs=needs) == (Hop("old too", 0, 2), Hop("new", 2, 4))
+    assert "logit_bias" not in servers.missing("", needs)
 
 
 def no_chance() -> float:

@@ -34,7 +34,13 @@ pytestmark = pytest.mark.process
 
 PROMPT = list(b"Once upon a time there was a swarm")
 GREEDY = Sampling()
-WARM = Sampling(temperature=0.8, top_k=50, seed=11)
+WARM = Sampling(
+    *(0.8, 50),
+    seed=11,
+    frequency_penalty=0.4,
+    presence_penalty=0.3,
+    logit_bias=((7, 3.0), (11, -50.0)),
+)
 
 
 @pytest.fixture(scope="module")
