@@ -27,7 +27,7 @@ from peer.model.parameter_files import ParameterFiles
 from peer.model.parameter_names import HEAD
 from peer.model.quantize import CODES
 from peer.model.text_rules import TextRules, read_text_rules
-from peer.model.weight_files import conversion, missing_parameter, weight_files
+from peer.model.weight_files import conversion, missing_parameter, refuse_gguf, weight_files
 from swarm.parts.hashing import hash_parts
 from swarm.parts.weights import EvenWeights
 from swarm.run.features import model_features, weight_features
@@ -79,6 +79,7 @@ def prepare_model(
     """Read the small files of a checkpoint in the Hugging Face layout and the headers of its weights. Blocks. Raises
     ConfigError for a model outside the family or a quantization that it cannot have, CheckpointError for files that do
     not fit."""
+    refuse_gguf(folder)
     content = _read(folder / "config.json", CONFIG_BYTES_MAX)
     config, window = read_served_config(content)
     quantization = chosen_quantization(saved_quantization(content), quantization)
