@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.memory_group import memory_group
 from benchmarks.common.options import ROOT, add_json, write_results
+from benchmarks.common.resident import resident_bytes
 from peer.footprint.host import NETWORK_BYTES, WORKER_BYTES
 from peer.footprint.workload import Footprint, Workload
 from swarm.placement.costs import RunShape
@@ -105,18 +106,12 @@ class Peaks:
         with suppress(psutil.Error, OSError):
             network = psutil.Process(pid)
             workers = network.children(recursive=True)
-            kinds = [_kinds(process.pid) for process in (network, *workers)]
+            kinds = [resident_bytes(process.pid) for process in (network, *workers)]
             own, shared, files = ([kind.get(name, 0) for kind in kinds] for name in ("RssAnon", "RssShmem", "RssFile"))
             self.network = max(self.network, own[0] + shared[0])
             self.worker = max(self.worker, *map(sum, zip(own[1:], shared[1:], strict=True)), 0)
             self.both = max(self.both, sum(own) + max(shared))
             self.of_files = max(self.of_files, *files)
-
-
-def _kinds(pid: int) -> dict[str, int]:
-    """Return the bytes of a process's memory by kind."""
-    lines = (line.split() for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("Rss"))
-    return {name.rstrip(":"): int(size) << 10 for name, size, _ in lines}
 
 
 def _file(path: Path) -> tuple[int, int]:

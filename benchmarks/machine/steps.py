@@ -1,6 +1,6 @@
 """Training steps on one GPU: tokens a second, the share of its peak (MFU), and memory beside the arithmetic.
 
-    python benchmarks/machine/steps.py [--models 125M,350M,1B] [--compile] [--rival] [--json [FILE]]
+    python benchmarks/machine/steps.py [--models 125M,350M,1B] [--compile] [--fp16] [--rival] [--json [FILE]]
 
 Each model takes the step that `peer.compute.measured_step` finds, as a worker does at its start, then each way of
 recomputation with the same micro-batch. Beside it in the same run: the rate of bf16 matrix products that the card
@@ -61,6 +61,7 @@ def main() -> None:
     parser.add_argument("--models", default="125M,350M,1B")
     parser.add_argument("--batch", type=int, default=32, help="sequences of a step")
     parser.add_argument("--compile", action="store_true", help="also with torch.compile")
+    parser.add_argument("--fp16", action="store_true", help="also with products in fp16")
     parser.add_argument("--rival", action="store_true", help="also transformers")
     add_json(parser, "machine/steps")
     options = parser.parse_args()
@@ -91,6 +92,11 @@ def measured(options: argparse.Namespace) -> Iterator[Row]:
             trainer = trainer_of(model, options.batch, compiles=True)
             trainer.resize(size)
             yield shown(row(f"{name}, compiled", model, trainer, size))
+            del trainer
+        if options.fp16:
+            trainer = trainer_of(model, options.batch, dtype="fp16")
+            trainer.resize(size)
+            yield shown(row(f"{name}, fp16", model, trainer, size))
             del trainer
         if options.rival:
             yield shown(rival(name, model, size.sequences, options.batch))
@@ -123,11 +129,15 @@ def model_of(name: str) -> ModelConfig:
 
 
 def trainer_of(
-    model: ModelConfig, batch: int, compiles: bool = False, optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    model: ModelConfig,
+    batch: int,
+    compiles: bool = False,
+    optimizer: Literal["adamw", "adamw8bit"] = "adamw",
+    dtype: Literal["auto", "fp16"] = "auto",
 ) -> InnerTrainer:
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(1.0)
-    inner = InnerConfig(lr=1e-4, batch_size=batch, total_steps=1000, optimizer=optimizer)
+    inner = InnerConfig(lr=1e-4, batch_size=batch, total_steps=1000, optimizer=optimizer, dtype=dtype)
     trainer = InnerTrainer(model, inner, resolve_device("cuda", compiles))
     trainer.local.copy_(init_flat(model, seed=0))
     return trainer

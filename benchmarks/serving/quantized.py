@@ -3,7 +3,10 @@
     python benchmarks/serving/quantized.py [--sizes 10M 100M 1B] [--device cuda] [--json [FILE]]
 
 Each form is a process of one thread. It founds a served model of a random Llama, loads it as a server does, and
-generates. "bytes" is what a server of the whole model fetches, and then holds.
+generates. "bytes" is what a server of the whole model fetches: its weights, and so the physical limit of its memory.
+"worker" is what the block worker of a real `peer serve` of one thread holds behind an answer, by /proc/PID/status:
+`RssAnon`, which is the weights (the worker copies them out of their files), keys and values, and the heap of torch; and
+behind the + `RssFile`, which is libraries. On a GPU "device" is what torch holds there for the weights.
 int8 and nf4 stand beside `transformers` with bitsandbytes' own linear layers, in turn with the engine. The
 limit reads the stored blocks and the head once, at the rate of memory measured with one thread. "from fp32" and "from
 them" (`transformers`) are distances of the logits behind a prompt, relative to their norm.
@@ -27,7 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.common.options import add_json, write_results
 from benchmarks.serving.local_engine import in_turn, our_step, prompt_of, their_step
-from benchmarks.serving.served_model import GREEDY, write_model
+from benchmarks.serving.served_model import GREEDY, ServedModel, generate, write_model
+from cli.demo.child_processes import children
 from peer.config import HiddenType, Quantization
 from peer.events import EventLog
 from peer.footprint.stored import stored_tensors
@@ -51,10 +55,11 @@ FORMS: Final[dict[str, tuple[HiddenType, Quantization | None]]] = {
 }
 BATCHES: Final = (1, 4)
 COLUMNS: Final = [
-    "model", "form", "bytes", "logits from fp32", "from `transformers`",
+    "model", "form", "bytes", "memory of the worker: its own + of files", "logits from fp32", "from `transformers`",
     *(f"tokens/s, batch {batch}: ours / `transformers` (of the limit)" for batch in BATCHES),
 ]  # fmt: skip
 CONTEXT: Final = 128
+_ANSWER: Final = 16
 _SLICES: Final = 5
 _STEPS: Final = 3
 _SWEEP_FLOATS: Final = 32 << 20
@@ -66,7 +71,7 @@ def measure(size: str, form: str, device: str) -> dict[str, Any]:
     torch.set_num_threads(1)
     dtype, quantization = FORMS[form]
     with tempfile.TemporaryDirectory() as place:
-        folder, home = Path(place) / "model", Path(place) / "home"
+        folder, home = Path(place) / "checkpoint", Path(place) / "home"
         home.mkdir()
         reference = write_model(folder, size)
         prepared = prepare_model(folder, "m", True, dtype, None, quantization)
@@ -79,6 +84,9 @@ def measure(size: str, form: str, device: str) -> dict[str, Any]:
             return files.tensor(name).to(STORED_TYPES[stored[name].type], copy=True)
 
         blocks = SpanBlocks(prepared.model, span, source, torch.device(device), quantization=quantization)
+        held = torch.cuda.memory_allocated() if device == "cuda" else None
+        options = ("--device", device, "--dtype", dtype, *(("--quantize", quantization) if quantization else ()))
+        worker = worker_bytes(Path(place), span, options)
     theirs = reference if quantization is None else quantized_copy(reference, quantization)
     theirs = theirs.to(STORED_TYPES["BF16" if dtype == "bf16" else "F32"]).to(device)
     engine, rows = Engine(blocks, pages=4000), []
@@ -100,10 +108,26 @@ def measure(size: str, form: str, device: str) -> dict[str, Any]:
     return {
         "form": form,
         "fetched_bytes": part_bytes(prepared, span),
+        "worker_bytes": worker,
+        "device_bytes": held,
         "logits": _logits(engine),
         "theirs": theirs(torch.tensor([prompt_of(1, 300)], device=device)).logits[0, -1].float().tolist(),
         "rows": rows,
     }
+
+
+def worker_bytes(folder: Path, span: Span, options: tuple[str, ...]) -> dict[str, int]:
+    """Serve folder/checkpoint; return the memory of the worker behind an answer, by kind."""
+
+    async def answer(served: ServedModel) -> None:
+        async with served.client() as model:
+            await generate(model.session(GREEDY), prompt_of(1, CONTEXT), _ANSWER)
+
+    with children() as group:
+        served = ServedModel(folder, group, options)
+        served.serve("server", f"{span.first}:{span.end}")
+        trio.run(answer, served)
+        return served.worker_bytes("server")
 
 
 def _logits(engine: Engine) -> list[float]:
@@ -140,19 +164,26 @@ def _told(row: dict[str, Any]) -> list[str]:
     size = f"{row['fetched_bytes'] / 1e6:.1f} MB"
     apart = [f"{row[name]:.1e}" if row[name] else "0" for name in ("from_fp32", "from_theirs")]
     speeds = [f"{each['tokens_s']} / {each['rival_s']} ({each['of_limit']:.0%})" for each in row["rows"]]
-    return [row["size"], row["form"], size, *apart, *speeds]
+    return [row["size"], row["form"], size, _memory(row), *apart, *speeds]
+
+
+def _memory(row: dict[str, Any]) -> str:
+    own, files = (row["worker_bytes"][kind] / 1e6 for kind in ("RssAnon", "RssFile"))
+    on_device = "" if row["device_bytes"] is None else f", device {row['device_bytes'] / 1e6:.1f} MB"
+    return f"{own:.0f} + {files:.0f} MB{on_device}"
 
 
 def show(found: list[dict[str, Any]]) -> None:
     """Print the table."""
     batches = "".join(f"{f'batch {batch}':>16}" for batch in BATCHES)
     print("Tokens a second of one thread, and of `transformers` (int8 and nf4: with bitsandbytes' linear layers).")
-    print(f"{'':<14}{'bytes':>9}{'from fp32':>11}{'from them':>10}{batches}   of the limit")
+    print(f"{'':<14}{'bytes':>9}{'worker':>18}{'from fp32':>11}{'from them':>10}{batches}   of the limit")
     for row in found:
         speeds = "".join(f"{r['tokens_s']:>9.1f} /{r['rival_s']:>5.1f}" for r in row["rows"])
         shares = " ".join(f"{r['of_limit']:.2f}" for r in row["rows"])
         size = f"{row['fetched_bytes'] / 1e6:.1f} MB"
-        print(f"{row['form']:<14}{size:>9}{row['from_fp32']:11.4f}{row['from_theirs']:10.4f}{speeds}   {shares}")
+        apart = f"{row['from_fp32']:11.4f}{row['from_theirs']:10.4f}"
+        print(f"{row['form']:<14}{size:>9}{_memory(row):>18}{apart}{speeds}   {shares}")
 
 
 def main() -> None:

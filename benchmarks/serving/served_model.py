@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 
+from benchmarks.common.resident import resident_bytes
 from cli.demo.child_processes import ChildPeer, Children, Place, children
 from peer.data.tokenizer import ByteTokenizer
 from peer.identity import Identity
@@ -115,6 +116,11 @@ class ServedModel:
             f"{name} {kind}": used for name, s in self.servers.items() if s.alive for kind, used in _cpu(s.process.pid)
         }
 
+    def worker_bytes(self, name: str) -> dict[str, int]:
+        """Return the memory of a server's worker, by kind."""
+        (worker,) = _children_of(self.servers[name].process.pid)
+        return resident_bytes(worker)
+
 
 @contextmanager
 def served_model(folder: Path, **servers: str) -> Iterator[ServedModel]:
@@ -133,8 +139,11 @@ def _cpu(pid: int) -> list[tuple[str, float]]:
         fields = Path(f"/proc/{number}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / tick
 
-    children_of = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [("network", used(pid)), *(("worker", used(int(child))) for child in children_of)]
+    return [("network", used(pid)), *(("worker", used(child)) for child in _children_of(pid))]
+
+
+def _children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
 async def generate(session: RemoteSession, prompt: list[int], count: int) -> tuple[list[int], list[float]]:

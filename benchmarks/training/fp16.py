@@ -1,13 +1,13 @@
 """Peers that compute in fp16 beside peers that compute in fp32: the loss of one run, and what overflows.
 
-    python benchmarks/training/fp16.py [--rounds 100] [--seeds 2] [--json [FILE]]
+    python benchmarks/training/fp16.py [--rounds 100] [--seeds 2] [--device cuda] [--json [FILE]]
 
 Two peers train the small byte model of convergence.py in one process, from random weights: DiLoCo, 10 inner steps a
-round, 8 bits both ways, a cosine schedule. Each computes as its worker does (`peer.compute.train_loop`), on the CPU:
-both in fp32, one of them in fp16 as with `peer join --dtype fp16`, both in fp16, and one in bf16 for comparison. In a
-last run the scale of the loss begins at 2^40 at the peer in fp16, so that its first steps overflow. The loss is that on
-held-out text in nats a byte; a gap is the difference from the run in fp32 with the same samples, at each tenth of the
-rounds. All peers hold one state after each round: each result is checked as in a network.
+round, 8 bits both ways, a cosine schedule. Each computes as its worker does (`peer.compute.train_loop`), on the CPU or
+`--device`: both in fp32, one of them in fp16 as with `peer join --dtype fp16`, both in fp16, and one in bf16 for
+comparison. In a last run the scale of the loss begins at 2^40 at the peer in fp16, so that its first steps overflow.
+The loss is that on held-out text in nats a byte; a gap is the difference from the run in fp32 with the same samples, at
+each tenth of the rounds. All peers hold one state after each round: each result is checked as in a network.
 
 100 rounds of all runs take about 6 minutes a seed on one core, beside other programs.
 """
@@ -45,12 +45,12 @@ RUNS: dict[str, tuple[tuple[str, ...], float | None]] = {
 Figures = dict[str, Any]
 
 
-def train(task: Task, dtypes: Sequence[str], scale: float | None, rounds: int) -> Figures:
+def train(task: Task, dtypes: Sequence[str], scale: float | None, rounds: int, device: str) -> Figures:
     """Return the held-out losses after each tenth of the rounds, and the steps that fp16 left out or that were skipped.
     `scale`: of the loss in fp16 at first; None for the usual one."""
     settings = {"total_steps": rounds * STEPS, "warmup_steps": STEPS, "schedule": "cosine"}
     inner = [inner_config({**settings, "dtype": dtype}) for dtype in dtypes]
-    trainers = [InnerTrainer(MODEL, one, resolve_device("cpu")) for one in inner]
+    trainers = [InnerTrainer(MODEL, one, resolve_device(device)) for one in inner]
     method, seed = DilocoConfig(steps=STEPS), task.seed
     group = Rounds(
         lambda: build_strategy(method, CodecConfig(), task.layout, inner[0]), init_flat(MODEL, seed), len(dtypes)
@@ -68,7 +68,7 @@ def train(task: Task, dtypes: Sequence[str], scale: float | None, rounds: int) -
             result = run_inner(trainer, lambda numbers: task.corpus.batch(numbers, seed), run)
             found["overflows"] += result.overflows
             found["skipped"] += result.skipped
-            products.append(group.tensors[0] - trainer.local)
+            products.append(group.tensors[0] - trainer.local.cpu())
         group.exchange(products)
         if (number + 1) % max(1, rounds // 10) == 0:
             found["losses"].append(task.loss(group.tensors[0]))
@@ -109,6 +109,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     add_json(parser, "training/fp16")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -116,7 +117,7 @@ def main() -> int:
     exact: list[Figures] = []
     tasks = [Task(seed) for seed in range(options.first_seed, options.first_seed + options.seeds)]
     for name, (dtypes, scale) in RUNS.items():
-        found = [train(task, dtypes, scale, options.rounds) for task in tasks]
+        found = [train(task, dtypes, scale, options.rounds, options.device) for task in tasks]
         exact = exact or found
         rows.append(row_of(name, found, exact))
         print(rows[-1], flush=True)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from swarm.placement.machine_plan import Machine
     from swarm.run.config import RunConfig
     from swarm.run.invite import Invite
-    from swarm.run.manifest import Manifest
+    from swarm.run.manifest import AnyManifest, ServedModelManifest
     from swarm.run.sections import RunRules
 
 _SIZES: Final = {"": 1.0, "kb": 1e3, "mb": 1e6, "gb": 1e9, "tb": 1e12}
@@ -144,26 +144,50 @@ def _plan_serving(
     dtype: HiddenType | None,
     as_json: bool,
 ) -> None:
-    """Print what serving the model of `source` takes."""
+    """Print what serving the model of `source` takes. A model that is served is counted in its own types."""
     from cli.views.serving_plan import show_serving_plan
+    from peer.footprint.parameters import base_of
     from peer.model.hub_config import chosen_quantization
     from swarm.run.hub_models import hub_id
+    from swarm.run.manifest import ServedModelManifest
     from swarm.serving.memory import plan_serving
 
+    source = _place(source)
     folder = Path(source)
     if not os.path.isdir(source) and not source.endswith(".toml") and hub_id(source):
         folder = checkpoint_folder(source)
     if (folder / "config.json").is_file():
         model, saved = served_config(folder)
         quantize = chosen_quantization(saved, quantize)
-    else:
+    elif (found := _agreed(source)) is None:
         model = _read(source)[0].model
-    kind, size = _serving_memory(card, device_memory, host_memory)
-    found = plan_serving(model, dtype or "bf16", quantize, kind, size)
-    if as_json:
-        say_json(msgspec.to_builtins(found) | {"servers": found.servers})
     else:
-        show_serving_plan(found)
+        manifest, _ = found
+        model = base_of(manifest.model)
+        if isinstance(manifest, ServedModelManifest):
+            dtype, quantize = _served_types(manifest, dtype, quantize)
+        elif manifest.base is not None:
+            dtype, quantize = manifest.base.dtype, manifest.base.quantization
+    kind, size = _serving_memory(card, device_memory, host_memory)
+    planned = plan_serving(model, dtype or "bf16", quantize, kind, size)
+    if as_json:
+        say_json(msgspec.to_builtins(planned) | {"servers": planned.servers})
+    else:
+        show_serving_plan(planned)
+
+
+def _served_types(
+    manifest: ServedModelManifest, dtype: HiddenType | None, quantize: Quantization | None
+) -> tuple[HiddenType, Quantization | None]:
+    """Return the types in which a model is served. Raises ConfigError if others are asked for."""
+    for option, wanted, own in (
+        ("--dtype", dtype, manifest.dtype),
+        ("--quantize", quantize, manifest.quantization),
+    ):
+        if wanted not in (None, own):
+            kind = own or f"{manifest.dtype}, not quantized"
+            raise ConfigError(f"{manifest.name!r} is served in {kind}: drop {option}, or name its checkpoint")
+    return manifest.dtype, manifest.quantization
 
 
 def _serving_memory(
@@ -200,47 +224,71 @@ def _read(source: str, data: Path | None = None) -> tuple[RunShape, RunRules, in
     known. `data`: the data set of a RUN.toml."""
     from swarm.placement.costs import RunShape
     from swarm.run.hub_models import hub_id
-    from swarm.run.manifest import open_any_manifest, training_manifest
+    from swarm.run.manifest import Manifest
 
-    path, trained = Path(source), None
+    source = _place(source)
+    path, agreed = Path(source), _agreed(source)
+    if agreed is not None:
+        manifest, trained = agreed
+        if not isinstance(manifest, Manifest):
+            raise ConfigError(f"{manifest.name!r} is a served model, not a training run: add --serve")
+        return RunShape.of(manifest), manifest.run, trained
     if os.path.isdir(source):
-        from swarm.run.manifest_transfer import load_run_files
-
-        if (path / "config.json").is_file():
-            return _from_config(_checkpoint_run(path), path)
-        kept = load_run_files(path)
-        if kept is None:
-            raise ConfigError(f"{source} holds neither config.json nor a run: name a checkpoint or a peer's home")
-        manifest = training_manifest(open_any_manifest(kept[0]))
-    elif not os.path.exists(source) and (named := homes_called(source)):
-        return _read(str(named[0].path))
-    elif not source.endswith(".toml") and hub_id(source):
+        return _from_config(_checkpoint_run(path), path)
+    if not source.endswith(".toml") and hub_id(source):
         folder = checkpoint_folder(source)
         return _from_config(_checkpoint_run(folder), folder)
-    elif source.lower().startswith(PREFIX) or (os.path.isfile(source) and not source.endswith(".toml")):
-        opened = read_invite(source)
-        manifest, trained = run_until_stopped(lambda: _manifest_and_tokens(opened))
-    else:
-        from swarm.run.config import read_run_config
+    from swarm.run.config import read_run_config
 
-        run = read_run_config(path)
-        if data is not None:
-            from swarm.coordinator.data_set import with_data_set
+    run = read_run_config(path)
+    if data is not None:
+        from swarm.coordinator.data_set import with_data_set
 
-            run = with_data_set(run, data)
-        return _from_config(run, path)
-    return RunShape.of(manifest), manifest.run, trained
+        run = with_data_set(run, data)
+    return _from_config(run, path)
 
 
-async def _manifest_and_tokens(invite: Invite) -> tuple[Manifest, int | None]:
-    """Return the rules of a run, and where it trains on a data set the tokens that it has trained on so far."""
+def _place(source: str) -> str:
+    """Return the home that a name stands for; what is no such name stays."""
+    named = [] if os.path.exists(source) else homes_called(source)
+    return str(named[0].path) if named else source
+
+
+def _agreed(source: str) -> tuple[AnyManifest, int | None] | None:
+    """Return the manifest of the run or served model whose home or invite `source` is, and the tokens that it has
+    trained on if that is known; None for a checkpoint and a RUN.toml. Raises ConfigError for another folder."""
+    from swarm.run.hub_models import hub_id
+    from swarm.run.manifest import open_any_manifest
+    from swarm.run.manifest_transfer import load_run_files
+
+    if os.path.isdir(source):
+        if (Path(source) / "config.json").is_file():
+            return None
+        kept = load_run_files(Path(source))
+        if kept is None:
+            raise ConfigError(f"{source} holds neither config.json nor a run: name a checkpoint or a peer's home")
+        return open_any_manifest(kept[0]), None
+    if source.endswith(".toml") or hub_id(source):
+        return None
+    if source.lower().startswith(PREFIX) or os.path.isfile(source):
+        invite = read_invite(source)
+        return run_until_stopped(lambda: _manifest_and_tokens(invite))
+    return None
+
+
+async def _manifest_and_tokens(invite: Invite) -> tuple[AnyManifest, int | None]:
+    """Return the rules of a run or a served model, and the tokens that a run has trained on so far if these are of a
+    data set."""
     from swarm.client.session import open_client
     from swarm.inference.record import run_schemas
+    from swarm.run.manifest import Manifest
     from swarm.status.reading import read_run
 
     async with open_client(invite, schemas=run_schemas) as client:
-        manifest = client.training
-        return manifest, None if manifest.data.pages is None else (await read_run(client)).progress[1]
+        manifest = client.manifest
+        if not isinstance(manifest, Manifest) or manifest.data.pages is None:
+            return manifest, None
+        return manifest, (await read_run(client)).progress[1]
 
 
 def _checkpoint_run(folder: Path) -> RunConfig:

@@ -28,7 +28,7 @@ from peer.errors import StageRefused
 from peer.footprint.layout import ONE_DEVICE
 from peer.ipc.stage_spec import TAKEN_NORM_MAX, MicroBatch, Moved, PassKey, StageSpec, Taken
 from peer.model.layout import FlatLayout
-from peer.model.mixed_precision import scaler_for
+from peer.model.mixed_precision import PassScale, scaler_for
 from peer.parallel.ranks import Ranks
 from peer.parallel.stage_share import StageShare
 
@@ -57,7 +57,7 @@ class Stage:
     computed with them, also if its backward comes in the present epoch.
 
     In fp16 a stage has a `scaler` of its own: what comes from other stages and goes to them has no scale. A backward
-    that overflows is repeated at a smaller scale; `overflows` counts how often.
+    that overflows is repeated at a smaller scale, at most `REPEATS_MAX` times; `overflows` counts how often.
 
     Not thread-safe. Raises ConfigError for a model that cannot be split like this.
     """
@@ -140,11 +140,12 @@ class Stage:
         self._check(micro_batch)
         held = self.held.find(micro_batch)
         check_gradient(self.spec, self.model, held.shape, gradient)
+        tried = self._pass_scale(held, gradient)
         if gradient is not None:
             gradient = self.share.dealt(gradient, torch.zeros_like(gradient[:1]))
         root = held.root
         self.held.forget_graph(held)  # a graph serves once
-        of_input, of_weights, scale = self._gradients(held, root, gradient, micro_batch.count)
+        of_input, of_weights, scale = self._gradients(held, root, gradient, micro_batch.count, tried)
         self.held.remove(micro_batch.key)
         if micro_batch.count:
             self.gradient.add(micro_batch, held.shape.numel(), of_weights, scale)
@@ -246,29 +247,41 @@ class Stage:
         return self._moved(epoch, gradient_stays=captured is not None)
 
     def _gradients(
-        self, held: HeldMicroBatch, root: Tensor | None, seed: Tensor | None, of_weights: bool
+        self, held: HeldMicroBatch, root: Tensor | None, seed: Tensor | None, of_weights: bool, tried: PassScale | None
     ) -> tuple[Tensor | None, Sequence[Tensor], float]:
         """Return the gradients of the input and of the weights, and the scale that they are multiplied by. Repeat what
         overflows in fp16 at a smaller one: a micro-batch must not be missing in one stage alone. Raises StageRefused
         ("not_finite") where no scale helps."""
         compute = self._compute(held, of_weights)
-        before = None if self.scaler is None else self.scaler.scale
         while True:
-            scale = self._scale(held)
+            scale = 1.0 if tried is None else tried.scale / held.shape.numel()
             try:
                 found = compute.gradients(held, root, seed, of_weights, scale)
             except StageRefused:
-                if self.scaler is None or before is None:
-                    raise
-                if not self.scaler.update(finite=False):
-                    self.scaler.scale = before  # the fault of this gradient alone
+                if tried is None or not tried.shrink():
                     raise
                 root = None  # its graph is used up
                 self.overflows += 1
             else:
-                if self.scaler is not None:
-                    self.scaler.update(finite=True)
+                if tried is not None:
+                    tried.keep()
                 return *found, scale
+
+    def _pass_scale(self, held: HeldMicroBatch, gradient: Tensor | None) -> PassScale | None:
+        """Return the scale that a backward from this gradient (B, T, C) begins with; None unless in fp16. All ranks
+        have the whole gradient, and so the same scale. Raises StageRefused ("not_finite") if none is small enough."""
+        if self.scaler is None:
+            return None
+        if gradient is None:
+            return PassScale(self.scaler, None)
+        largest = float(torch.linalg.vector_norm(gradient, math.inf))
+        tried = PassScale(self.scaler, largest / held.shape.numel())
+        if tried.overflows:
+            raise StageRefused(
+                f"the gradient has a value of {largest:.1e}, too large for fp16 at any scale: send another gradient",
+                "not_finite",
+            )
+        return tried
 
     def _scale(self, held: HeldMicroBatch) -> float:
         """Return the factor of the gradients in a backward pass. The scaler's is that of the mean loss; the loss here

@@ -74,6 +74,12 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def refuse_gguf(folder: Path) -> None:
+    """Raise CheckpointError for a folder of GGUF files alone, which have config.json inside of them."""
+    if not (folder / "config.json").is_file() and any(folder.glob("*.gguf")):
+        raise CheckpointError(_without_weights(folder))
+
+
 def _check_row(folder: Path, stem: str, count: str, names: set[str]) -> None:
     """Check that no shard of a row without an index is missing."""
     for number in range(1, int(count) + 1):
@@ -198,13 +204,15 @@ def _without_weights(folder: Path) -> str:
         )
     packed = sorted(name for name in names if name.endswith(".gguf"))
     if packed:
-        code = (
-            "from transformers import AutoModelForCausalLM as A, AutoTokenizer as T;"
-            f" [k.from_pretrained({here}, gguf_file={json.dumps(packed[0])}).save_pretrained({here}) for k in (A, T)]"
+        code = (  # transformers saves no model whose weights are still packed
+            "from transformers import AutoModelForCausalLM as A, AutoTokenizer as T, GgufConfig as G;"
+            f" p, f = {here}, {json.dumps(packed[0])};"
+            " A.from_pretrained(p, gguf_file=f, quantization_config=G(dequantize=True)).save_pretrained(p);"
+            " T.from_pretrained(p, gguf_file=f).save_pretrained(p)"
         )
         return (
             f"{folder} has weights in GGUF and no {WEIGHTS}: take the checkpoint in safetensors, or convert it"
-            f" (pip install gguf; python -c {shlex.quote(code)})"
+            f" (pip install 'transformers>=5.23' gguf; python -c {shlex.quote(code)})"
         )
     if any(name.endswith((".pt", ".pth", ".ckpt")) for name in names):
         return f"{folder} has weights in another format: take the checkpoint in safetensors ({WEIGHTS})"

@@ -23,7 +23,7 @@ from peer.identity import Identity, Signed
 from peer.model.hub_config import CONFIG_BYTES_MAX, chosen_quantization, read_served_config, saved_quantization
 from peer.model.parameter_files import ParameterFiles
 from peer.model.text_rules import TextRules, read_text_rules
-from peer.model.weight_files import conversion, weight_files
+from peer.model.weight_files import conversion, refuse_gguf, weight_files
 from swarm.parts.checkpoint import check_names, own_dtype
 from swarm.parts.hashing import hash_parts
 from swarm.parts.weights import EvenWeights
@@ -76,6 +76,7 @@ def prepare_model(
     """Read the small files of a checkpoint in the Hugging Face layout and the headers of its weights. Blocks. Raises
     ConfigError for a model outside the family or a quantization that it cannot have, CheckpointError for files that do
     not fit."""
+    refuse_gguf(folder)
     content = _read(folder / "config.json", CONFIG_BYTES_MAX)
     config, window = read_served_config(content)
     quantization = chosen_quantization(saved_quantization(content), quantization)

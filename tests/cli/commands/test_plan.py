@@ -14,11 +14,14 @@ import pytest
 
 from peer.identity import Identity
 from peer.model.hub_config import hub_config
+from swarm.run.features import QUANTIZED
 from swarm.run.manifest import sign_manifest
 from swarm.run.manifest_transfer import save_run_files
 from tests.cli.support.typed import Peer, said, typed
 from tests.peer.data.pages.data_sets import write_data_set
+from tests.swarm.run.test_gate import AUTHORITY
 from tests.swarm.run.test_manifest import make_manifest
+from tests.swarm.run.test_served_model import served_model
 
 LARGE = """
 [run]
@@ -203,6 +206,20 @@ def test_a_home_and_a_checkpoint_are_read_without_a_network(peer: Peer, tmp_path
     assert at_home["fits"] and of_model["fits"]
     assert at_home["steps"] == 10 and of_model["steps"] == 100
     assert of_model["parameters"] - at_home["parameters"] == (300 - 256) * shape.hidden_size
+
+
+def test_a_served_model_is_counted_in_the_types_that_it_is_served_in(peer: Peer, tmp_path: Path) -> None:
+    manifest = served_model(tokenizer="bytes", dtype="fp32", quantization="nf4", requires=(QUANTIZED,))
+    save_run_files(tmp_path, sign_manifest(AUTHORITY, manifest), b"")
+    machine = (tmp_path, "--serve", "--host-memory", "2GB")
+    found = planned(peer, *machine, "--json")
+    assert (found["layers"], found["dtype"], found["quantization"], found["fits"]) == (4, "fp32", "nf4", True)
+    assert planned(peer, *machine, "--json", "--quantize", "nf4") == found
+    shown = peer("plan", *machine)
+    assert shown.code == 0 and "nf4" in shown.stdout and "serves the whole model" in shown.stdout
+    assert "is served in nf4: drop --quantize" in said(peer("plan", *machine, "--quantize", "int8"), 2)
+    assert "is served in fp32: drop --dtype" in said(peer("plan", *machine, "--dtype", "bf16"), 2)
+    assert "is a served model, not a training run: add --serve" in said(peer("plan", tmp_path), 2)
 
 
 def test_a_machine_without_figures_is_measured(peer: Peer, tmp_path: Path) -> None:

@@ -35,6 +35,8 @@ async def test_a_served_model_is_looked_at(tmp_path: Path) -> None:
         ]
         assert all(set(s["wire"]) == {"fp32", "bf16", "int8"} and s["kv_used"] < 1 for s in servers)
         assert seen["troubles"] == []
+        code, (planned,), error = await peer(swarm, "plan", "--serve", "--host-memory", "2GB")
+        assert code == 0 and (planned["layers"], planned["dtype"], planned["fits"]) == (LAYERS, "fp32", True), error
         code, findings, error = await peer(swarm, "doctor", "--home", str(tmp_path / "looking"))
         told = {found["check"]: found for found in findings}
         trips = [found["detail"] for found in findings if found["check"] == "round trip"]

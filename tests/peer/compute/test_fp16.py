@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -15,16 +16,19 @@ from peer.compute.train_loop import InnerRun, InnerTrainer, run_inner
 from peer.errors import StageRefused
 from peer.ipc.stage_spec import MicroBatch
 from peer.ipc.train_messages import InnerResult
-from peer.model.layout import init_flat, join_flat
-from peer.model.mixed_precision import SCALE, SCALE_MIN
+from peer.model.layout import init_flat
+from peer.model.mixed_precision import REPEATS_MAX, SCALE, SCALE_MIN
 from tests.peer.support.stage_harness import (
     INNER,
     MODEL,
     SPLITS,
+    ExactPass,
     backward,
+    first_gradient,
     forward,
     open_stages,
     relative,
+    taken,
     token_batches,
     whole_gradient,
 )
@@ -149,18 +153,6 @@ def test_a_gpu_computes_in_what_it_has_units_for(
 # -- stages ------------------------------------------------------------------------------------------------------------
 
 
-def taken(chain: list[Stage], batches: list[torch.Tensor]) -> torch.Tensor:
-    """Return the whole model's mean gradient after these micro-batches, as the stages give it."""
-    for k, tokens in enumerate(batches):
-        forward(chain, str(k), tokens)
-    for k in range(len(batches)):
-        backward(chain, str(k))
-    parts = [torch.empty(stage.layout.numel) for stage in chain]
-    for stage, part in zip(chain, parts, strict=True):
-        assert stage.take_gradient(part).micro_batches == tuple(map(str, range(len(batches))))
-    return join_flat(MODEL, parts, SPLITS[len(chain)])
-
-
 @pytest.mark.parametrize("recompute", [False, True])
 @pytest.mark.parametrize("power", range(8, 28))
 def test_stages_repeat_what_overflows_at_a_smaller_scale(power: int, recompute: bool) -> None:
@@ -171,10 +163,16 @@ def test_stages_repeat_what_overflows_at_a_smaller_scale(power: int, recompute: 
     for index, stage in enumerate(chain):
         assert stage.scaler is not None
         stage.scaler.scale = 2.0 ** (power + 3 * (index == 1))
-    _, exact = whole_gradient(MODEL, init_flat(MODEL, seed=0), batches)
-    assert relative(taken(chain, batches), exact) < BOUND
+    for k, tokens in enumerate(batches):
+        forward(chain, str(k), tokens)
+    for k in range(len(batches)):
+        backward(chain, str(k))
+    gradient, found = taken(chain)
+    assert all(of_stage.micro_batches == ("0", "1") for of_stage in found)
+    assert relative(gradient, first_gradient(batches)[1]) < BOUND
     for index, stage in enumerate(chain):
-        assert stage.scaler is not None and stage.scaler.scale == 2.0 ** (power + 3 * (index == 1) - stage.overflows)
+        assert stage.scaler is not None and stage.overflows <= REPEATS_MAX * len(batches)
+        assert (stage.scaler.scale < 2.0 ** (power + 3 * (index == 1))) == (stage.overflows > 0)
     assert any(stage.overflows for stage in chain) == (power >= 14)
 
 
@@ -190,8 +188,70 @@ def test_a_gradient_that_no_scale_helps_is_refused_and_the_next_one_taken() -> N
     assert first.scaler is not None and first.scaler.scale == SCALE
     assert not first.gradient.flat.any() and not first.gradient.counted
     first.backward(MicroBatch("a", 0, 0), gradient)
-    _, exact = whole_gradient(MODEL, init_flat(MODEL, seed=0), [batch])
-    parts = [torch.empty(stage.layout.numel) for stage in (first, last)]
-    for stage, part in zip((first, last), parts, strict=True):
-        stage.take_gradient(part)
-    assert relative(join_flat(MODEL, parts, SPLITS[2]), exact) < BOUND
+    assert relative(taken([first, last])[0], first_gradient([batch])[1]) < BOUND
+
+
+def counted_passes(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Return the list that the scale of each backward pass of the stage comes to."""
+    scales: list[float] = []
+    compute = stage._present.gradients
+
+    def counted(held: Any, root: Any, seed: Any, of_weights: bool, scale: float = 1.0) -> Any:
+        scales.append(scale * held.shape.numel())
+        return compute(held, root, seed, of_weights, scale)
+
+    monkeypatch.setattr(stage._present, "gradients", counted)
+    return scales
+
+
+@pytest.mark.parametrize(("value", "passes"), [(1e4, 1), (1e8, 1), (1e16, 0), (1e30, 0)])
+def test_a_huge_gradient_costs_one_backward_pass_at_most(
+    monkeypatch: pytest.MonkeyPatch, value: float, passes: int
+) -> None:
+    """Its scale follows from its largest value, and is not that of the next micro-batch."""
+    first, last = open_stages(SPLITS[2], inner=FP16)
+    batch = token_batches(1)[0]
+    forward([first, last], "a", batch)
+    gradient = last.backward(MicroBatch("a", 1, 0))
+    assert gradient is not None and first.scaler is not None
+    scales = counted_passes(first, monkeypatch)
+    huge = gradient * (value / float(gradient.abs().max()))
+    if passes:
+        first.backward(MicroBatch("a", 0, 0), huge)
+        exact = ExactPass(first, first.local, batch[:, :-1])
+        assert relative(first.gradient.flat, exact.backward(huge)[1]) < BOUND
+    else:
+        with pytest.raises(StageRefused):
+            first.backward(MicroBatch("a", 0, 0), huge)
+        assert not first.gradient.flat.any()
+    assert len(scales) == passes and first.overflows == 0 and first.scaler.scale == SCALE
+
+
+def test_a_backward_that_overflows_at_all_scales_is_repeated_four_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, last = open_stages(SPLITS[2], inner=FP16)
+    weights = first.layout.views(first.local)
+    weights["model.layers.0.input_layernorm.weight"].zero_()  # so what these two multiply is zero, forward
+    for name in ("v_proj", "o_proj"):
+        weights[f"model.layers.0.self_attn.{name}.weight"].fill_(6e4)
+    forward([first, last], "a", token_batches(1)[0])
+    gradient = last.backward(MicroBatch("a", 1, 0))
+    scales = counted_passes(first, monkeypatch)
+    with pytest.raises(StageRefused) as refused:
+        first.backward(MicroBatch("a", 0, 0), gradient)
+    assert refused.value.reason == "not_finite" and "not finite: send another" in str(refused.value)
+    assert scales == [SCALE * 2.0**-power for power in (0, 1, 3, 7, 15)]
+    assert first.overflows == 4 and first.scaler is not None and first.scaler.scale == SCALE
+
+
+def test_a_loss_that_overflows_is_tried_on_where_the_last_one_ended() -> None:
+    (stage,) = open_stages(SPLITS[1], inner=FP16)
+    assert stage.scaler is not None
+    stage.scaler.scale = 2.0**60
+    batch = token_batches(1)[0]
+    for name, scale in (("a", 2.0**45), ("b", 2.0**30)):
+        stage.forward(MicroBatch(name, 0, 0), batch[:, :-1], batch[:, 1:])
+        with pytest.raises(StageRefused):
+            stage.backward(MicroBatch(name, 0, 0))
+        assert stage.scaler.scale == scale
+    stage.backward(MicroBatch("a", 0, 0))
+    assert tuple(stage.gradient.counted) == ("a",) and 1.0 < stage.scaler.scale < 2.0**30

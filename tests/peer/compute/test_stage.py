@@ -10,16 +10,18 @@ from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
 from peer.ipc.span import spans_of
 from peer.ipc.stage_spec import MicroBatch
-from peer.model.layout import init_flat, join_flat
+from peer.model.layout import init_flat, join_flat, split_flat
 from tests.peer.support.stage_harness import (
     INNER,
     MODEL,
     SHARED,
     SPLITS,
     backward,
+    first_gradient,
     forward,
     open_stages,
     relative,
+    taken,
     token_batches,
     whole_gradient,
 )
@@ -31,7 +33,6 @@ BOUND = 1e-5
 @pytest.mark.parametrize("recompute", [False, True])
 def test_a_chain_of_stages_equals_the_model(count: int, recompute: bool) -> None:
     """Six micro-batches of several sizes, their forwards and backwards interleaved and out of order."""
-    flat = init_flat(MODEL, seed=0)
     chain = open_stages(SPLITS[count], recompute=recompute)
     batches = token_batches(6)
     losses = {}
@@ -41,18 +42,17 @@ def test_a_chain_of_stages_equals_the_model(count: int, recompute: bool) -> None
             losses[k] = forward(chain, name, batches[k])
         else:
             backward(chain, name)
-    exact_loss, exact = whole_gradient(MODEL, flat, batches)
+    exact_loss, exact = first_gradient(batches)
     tokens = sum(loss.numel() for loss in losses.values())
     assert abs(float(sum(loss.sum() for loss in losses.values())) / tokens - exact_loss) < BOUND * exact_loss
 
-    parts = [torch.empty(stage.layout.numel) for stage in chain]
-    for stage, part in zip(chain, parts, strict=True):
-        taken = stage.take_gradient(part)
-        assert taken.micro_batches == ("1", "3", "0", "5", "2", "4") and taken.tokens == tokens
-        assert taken.norm == pytest.approx(float(part.norm()))
+    gradient, found = taken(chain)
+    for stage, of_stage, part in zip(chain, found, split_flat(MODEL, gradient, SPLITS[count]), strict=True):
+        assert of_stage.micro_batches == ("1", "3", "0", "5", "2", "4") and of_stage.tokens == tokens
+        assert of_stage.norm == pytest.approx(float(part.norm()))
         assert stage.held.size_bytes == 0 and len(stage.held) == 0
         assert not stage.gradient.flat.any()
-    assert relative(join_flat(MODEL, parts, SPLITS[count]), exact) < BOUND
+    assert relative(gradient, exact) < BOUND
 
 
 def test_blocks_that_share_their_parameters_in_a_pipeline() -> None:
@@ -62,11 +62,7 @@ def test_blocks_that_share_their_parameters_in_a_pipeline() -> None:
     for k, tokens in enumerate(batches):
         forward(chain, str(k), tokens)
         backward(chain, str(k))
-    parts = [torch.empty(stage.layout.numel) for stage in chain]
-    for stage, part in zip(chain, parts, strict=True):
-        stage.take_gradient(part)
-    _, exact = whole_gradient(SHARED, init_flat(SHARED, seed=0), batches)
-    assert relative(join_flat(SHARED, parts, stages), exact) < BOUND
+    assert relative(taken(chain)[0], first_gradient(batches, SHARED)[1]) < BOUND
 
 
 def test_recomputation_is_bit_identical_and_holds_less() -> None:

@@ -158,7 +158,7 @@ def test_ranks_that_share_a_stage_repeat_what_overflows_together(layout: str, fo
     for index in range(len(STAGES)):
         alone = StageScene(index, ONE, lambda what, shape: torch.zeros(shape), "fp16").overflow()
         overflows, of_all = found[f"{index} fp16 overflows"].tolist()
-        assert overflows > 5 and of_all == LAYOUTS[layout].size * overflows
+        assert overflows >= 2 and of_all == LAYOUTS[layout].size * overflows
         for what in ("taken", *(("a backward", "b backward") if index else ())):
             assert (found[f"{index} fp16 {what}"] - alone[what]).norm() < 1e-2 * alone[what].norm(), (index, what)
 

@@ -12,9 +12,9 @@ from peer.compute.device import resolve_device
 from peer.compute.stage import Stage
 from peer.config import InnerConfig, ModelConfig
 from peer.ipc.span import Span, spans_of
-from peer.ipc.stage_spec import MicroBatch, StageSpec
+from peer.ipc.stage_spec import MicroBatch, StageSpec, Taken
 from peer.model.decoder import Decoder
-from peer.model.layout import init_flat, split_flat
+from peer.model.layout import init_flat, join_flat, split_flat
 
 MODEL = ModelConfig(
     vocab_size=64,
@@ -78,6 +78,18 @@ def backward(chain: list[Stage], name: str, epoch: int = 0) -> None:
     for index in reversed(range(len(chain))):
         gradient = chain[index].backward(MicroBatch(name, index, epoch), gradient)
     assert gradient is None
+
+
+def taken(chain: list[Stage]) -> tuple[Tensor, list[Taken]]:
+    """Take the gradient of each stage; return that of the whole model, and what the stages say of theirs."""
+    parts = [torch.empty(stage.layout.numel) for stage in chain]
+    found = [stage.take_gradient(part) for stage, part in zip(chain, parts, strict=True)]
+    return join_flat(chain[0].model, parts, tuple(stage.spec.span for stage in chain)), found
+
+
+def first_gradient(batches: Iterable[Tensor], model: ModelConfig = MODEL) -> tuple[float, Tensor]:
+    """Return the mean loss and its gradient with the weights that `open_stages` begins with."""
+    return whole_gradient(model, init_flat(model, seed=0), batches)
 
 
 def whole_gradient(model: ModelConfig, flat: Tensor, batches: Iterable[Tensor]) -> tuple[float, Tensor]:

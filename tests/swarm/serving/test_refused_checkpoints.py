@@ -168,6 +168,7 @@ REFUSED: Final = {
         "rename it to model.safetensors",
         moved_back,
     ),
+    "GGUF": Refused(moved("model.gguf"), "G.dequantize=True.*save_pretrained", put_back(WEIGHTS)),
     "the authors' format": Refused(moved("consolidated.00.pth"), "format of their authors", put_back(WEIGHTS)),
     "a shard of the index": Refused(lambda made: lost_shard(made, True), f"which its {INDEX} names", find_shard),
     "a shard of the row": Refused(lambda made: lost_shard(made, False), "1 of 2 shards and lacks", find_shard),
