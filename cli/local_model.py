@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -81,6 +81,12 @@ class NamedModel:
     invite: Invite
     server: _Server | None = None
     """Of a checkpoint on this machine."""
+    adapter: str = ""
+    """The name of its adapter that is asked for; empty for none."""
+
+    def with_adapter(self, name: str | None) -> NamedModel:
+        """Return the model with the adapter of that name; None for none."""
+        return replace(self, adapter=name or "")
 
     def patience(self, wait_s: float | None = None, tell: Callable[[str], None] | None = None) -> Patience:
         """Return how long answers wait for servers that are missing: `wait_s`, reported by `tell` (None: hardly any).
@@ -102,6 +108,8 @@ def local_model_options(function: Command) -> Command:
         alone = "all of the model is computed by one process of this machine"
         beside = [name for name in ("wire", "wait") if name in values]
         refuse_beside("--model", local, *beside, why=alone)
+        if "adapter" in values:
+            refuse_beside("--model", local, "adapter", why="peer serve --model DIR --adapter NAME=DIR serves adapters")
         return function(**values)
 
     options = (

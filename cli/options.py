@@ -309,6 +309,12 @@ def wire_option(function: Command) -> Command:
     return click.option("--wire", type=types, help="The type of hidden states between servers.")(function)
 
 
+def adapter_option(function: Command) -> Command:
+    """Add --adapter, of the commands that ask a served model."""
+    text = "Ask the model with this adapter, which its founder serves under this name."
+    return click.option("--adapter", metavar="NAME", help=text)(function)
+
+
 def template_option(what: str, default: str) -> Callable[[Command], Command]:
     """Add --template, described by `what`, of the commands that write conversations or found a model: the name of a
     template, a file or plain, which the model's text rules distinguish; None leaves the choice to them."""

@@ -19,6 +19,7 @@ from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
 from cli.options import (
     Number,
+    adapter_option,
     count_option,
     invite_argument,
     template_option,
@@ -65,6 +66,7 @@ _HELP: Final = (
 @click.option("--temperature", type=Number(0, 100), default=0.7, show_default=True, help="0: the likeliest.")
 @click.option("--top-p", type=Number(0, 1), default=1.0, help="Only the likeliest that have this probability.")
 @click.option("--seed", type=click.IntRange(0, (1 << 64) - 1), help="The same seed draws the same tokens.")
+@adapter_option
 @wire_option
 @wait_option
 @click.option(
@@ -86,6 +88,7 @@ def chat(
     temperature: float,
     top_p: float,
     seed: int | None,
+    adapter: str | None,
     wire: WireType | None,
     wait: float,
     history: Path | None,
@@ -103,7 +106,9 @@ def chat(
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=new_seed() if seed is None else seed)
     with invite_to(invite, model, dtype, quantize, device, threads) as opened:
         log = None if history is None else ChatLog(history)
-        run_until_stopped(_Chat(opened, wire, wait, log, template, system, sampling, max_tokens).run)
+        run_until_stopped(
+            _Chat(opened.with_adapter(adapter), wire, wait, log, template, system, sampling, max_tokens).run
+        )
 
 
 @dataclass
@@ -128,7 +133,7 @@ class _Chat:
         from swarm.inference.client import open_model
 
         patience = self.named.patience(self.wait_s, self._waits)
-        opened = open_model(self.named.invite, wire=self.wire, patience=patience)
+        opened = open_model(self.named.invite, wire=self.wire, patience=patience, name=self.named.adapter)
         async with opened as model, open_template(model.manifest.text, self.template) as template:
             with closing(Conversation(model, template, self.sampling, self.max_tokens)) as conversation:
                 await self._converse(model, conversation, template.sentence)
@@ -144,7 +149,7 @@ class _Chat:
 
             self._messages = TypedPrompt([said.content for said in conversation.messages if said.role == "user"])
         context = model.manifest.model.max_seq_len
-        say(f"{model.manifest.name}, {context} tokens of context. /help lists all.", about_template, err=True)
+        say(f"{model.name}, {context} tokens of context. /help lists all.", about_template, err=True)
         with trio.open_signal_receiver(signal.SIGINT) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._interrupt, signals, nursery.cancel_scope)

@@ -14,7 +14,7 @@ import click
 
 from cli.combinations import refuse_without
 from cli.local_model import NamedModel, invite_to, local_model_options
-from cli.options import Number, template_option, wait_option, wire_option
+from cli.options import Number, adapter_option, template_option, wait_option, wire_option
 from cli.run import run_until_stopped
 from cli.terminal.lines import is_terminal, say, say_json
 from cli.terminal.stream import write_text
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 @click.argument("invite", required=False)
 @click.argument("prompt", required=False)
 @local_model_options
+@adapter_option
 @click.option("--chat", is_flag=True, help="Ask PROMPT as a message, by the model's chat template.")
 @template_option("How messages become text", "the model's, else plain")
 @click.option("--max-tokens", type=click.IntRange(1, 1 << 20), default=128, show_default=True)
@@ -58,6 +59,7 @@ def generate(
     quantize: Quantization | None,
     device: str,
     threads: int | None,
+    adapter: str | None,
     chat: bool,
     template: str | None,
     max_tokens: int,
@@ -99,7 +101,18 @@ def generate(
     )
     with invite_to(invite, model, dtype, quantize, device, threads) as opened:
         answers = _Answers(
-            opened, text, sampling, wire, wait, max_tokens, stops, count, as_json, chat, template, special
+            opened.with_adapter(adapter),
+            text,
+            sampling,
+            wire,
+            wait,
+            max_tokens,
+            stops,
+            count,
+            as_json,
+            chat,
+            template,
+            special,
         )
         run_until_stopped(answers.run)
 
@@ -125,7 +138,7 @@ class _Answers:
         from swarm.inference.client import open_model
 
         began, patience = time.monotonic(), self.named.patience(self.wait_s, self._waits)
-        async with open_model(self.named.invite, wire=self.wire, patience=patience) as model:
+        async with open_model(self.named.invite, wire=self.wire, patience=patience, name=self.named.adapter) as model:
             prompt = await self._prompt(model)
             for index in range(self.count):
                 await self._answer(model, prompt, index, began)

@@ -10,7 +10,7 @@ import re
 import socket
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -63,6 +63,18 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
         return int(found[1]), int(found[2])
 
 
+class NamedFolder(click.ParamType[tuple[str, str]]):
+    """NAME=DIR: a name, and the whole path of a folder that exists."""
+
+    name = "NAME=DIR"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, str]:
+        name, _, folder = value.partition("=")
+        if not name or not os.path.isdir(folder):
+            self.fail(f"{value!r} is no name with a folder: write --adapter NAME=DIR", param, ctx)
+        return name, os.path.abspath(folder)
+
+
 @click.command(cls=ResumingServer)
 @invite_argument(required=False)
 @click.option(
@@ -77,6 +89,15 @@ class BlockRange(click.ParamType):  # type: ignore[type-arg]
 @click.option("--name", default="", help="The name that others see.  [default: this machine's name]")
 @dtype_option("A model that is founded: what it is served in.  [default: the checkpoint's own type]")
 @quantize_option("A model that is founded: hold its blocks in 8 or 4 bits.  [default: as the checkpoint is]")
+@click.option(
+    "--adapter",
+    "adapters",
+    type=NamedFolder(),
+    multiple=True,
+    metavar="NAME=DIR",
+    help="A model that is founded: serve this adapter of it (PEFT's files), too, under this name. May be given several"
+    " times.",
+)
 @template_option(
     "A model that is founded: how messages to it become text", "default, else the first that needs no tools"
 )
@@ -100,6 +121,7 @@ def serve(
     device: str,
     threads: int | None,
     quantize: Quantization | None,
+    adapters: tuple[tuple[str, str], ...],
     is_open: bool,
     reach: Reach,
     as_json: bool,
@@ -115,7 +137,7 @@ def serve(
     opened, folder = _source(invite, _kept_or_given(model, home))
     if opened is None and home is not None and not is_given("model"):
         opened = _joined(home)
-    founders = ("is_open", "dtype", "quantize", "template")
+    founders = ("is_open", "dtype", "quantize", "template", "adapters")
     refuse_beside("INVITE", opened is not None, *founders, why="the model of an INVITE was founded with them")
     refuse_without("--model", folder is not None, "is_open")
     if opened is None and folder is None and home is None:
@@ -142,6 +164,7 @@ def serve(
         dtype=dtype,
         quantization=quantize,
         template=template,
+        adapters={name: Path(folder) for name, folder in adapters},
         choices=chosen(context, *founders),
     )
     seen = ServedBlocks(f"home {home}", note=_unsaid if as_json else _tell)

@@ -29,6 +29,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from peer.errors import ConfigError
 from swarm.gateway.asks import GenerationAsk, read_chat, read_completion
 from swarm.gateway.choices import SESSIONS_MAX, prepare
 from swarm.gateway.errors import ApiError
@@ -91,11 +92,10 @@ class GenerationEndpoint:
                 await self._answer(self._read(body), Connection(receive, send))
 
     async def _answer(self, ask: GenerationAsk, connection: Connection) -> None:
-        model = self._gateway.model
-        _check_model(model, ask.model)
+        model = _named(self._gateway.model, ask.model)
         answers = await prepare(model, self._gateway.template, ask)
         hidden = frozenset[int]() if ask.special else model.special
-        form = AnswerFormat(self._kind, model.manifest.name, model.text.is_bytes, ask.logprobs, hidden)
+        form = AnswerFormat(self._kind, model.name, model.text.is_bytes, ask.logprobs, hidden)
         responder = Responder(answers, form, connection, model.client.host.events)
         await responder.run(self._slots, stream=ask.stream, include_usage=ask.include_usage)
 
@@ -107,12 +107,11 @@ def gateway_app(gateway: Gateway) -> Starlette:
 
     async def list_models(request: Request) -> Response:
         gateway.admit(request)
-        return JSONResponse({"object": "list", "data": [_model_card(model)]})
+        return JSONResponse({"object": "list", "data": [_model_card(model.named(name)) for name in model.names]})
 
     async def show_model(request: Request) -> Response:
         gateway.admit(request)
-        _check_model(model, request.path_params["name"])
-        return JSONResponse(_model_card(model))
+        return JSONResponse(_model_card(_named(model, request.path_params["name"])))
 
     async def health(request: Request) -> Response:
         await model.servers.refresh()
@@ -141,24 +140,23 @@ def _cors(origins: Sequence[str]) -> list[Middleware]:
     return [Middleware(every, **more)] if origins else []
 
 
-def _check_model(model: ModelClient, name: str) -> None:
-    if name not in (model.manifest.name, model.manifest.run_id):
-        raise ApiError(
-            404,
-            f"the model {name!r} is not served here: ask for {model.manifest.name!r}",
-            code="model_not_found",
-            param="model",
-        )
+def _named(model: ModelClient, name: str) -> ModelClient:
+    """Return the client of the model or adapter that a request names. Raises ApiError."""
+    try:
+        return model.named(name)
+    except ConfigError as error:
+        raise ApiError(404, str(error), code="model_not_found", param="model") from error
 
 
 def _model_card(model: ModelClient) -> dict[str, Any]:
     manifest = model.manifest
     return {
-        "id": manifest.name,
+        "id": model.name,
         "object": "model",
         "created": manifest.created_at,
         "owned_by": manifest.authority,
         "context_length": manifest.model.max_seq_len,
+        **({} if model.adapter is None else {"parent": manifest.name}),
     }
 
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from peer.errors import ConfigError
 from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from peer.worker.text_client import ModelText, open_model_text
@@ -22,7 +23,7 @@ from swarm.inference.record import check_commits, server_schema
 from swarm.inference.server_flows import ServerFlows
 from swarm.inference.session import RemoteSession
 from swarm.run.invite import Invite
-from swarm.run.manifest import AnyManifest, Manifest
+from swarm.run.manifest import AnyManifest, Manifest, ServedAdapter
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,27 @@ class ModelClient:
     server_flows: ServerFlows
     wire: WireType | None = None
     """The type of hidden states between servers, where a session names none; None: the model's."""
+    adapter: ServedAdapter | None = None
+    """Of a served model: the adapter that its sessions use; None for the model alone."""
+
+    @property
+    def name(self) -> str:
+        """The name of the model, or of its adapter."""
+        return self.manifest.name if self.adapter is None else self.adapter.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names that `named` takes: the model's, and those of its adapters."""
+        return (self.manifest.name, *(adapter.name for adapter in _adapters(self.manifest)))
+
+    def named(self, name: str) -> ModelClient:
+        """Return the client of the model, by its name or run id, or of one of its adapters. Raises ConfigError."""
+        if name in (self.manifest.name, self.manifest.run_id):
+            return replace(self, adapter=None)
+        found = next((adapter for adapter in _adapters(self.manifest) if adapter.name == name), None)
+        if found is None:
+            raise ConfigError(f"the model {name!r} is not served here: ask for {' or '.join(map(repr, self.names))}")
+        return replace(self, adapter=found)
 
     @property
     def special(self) -> frozenset[int]:
@@ -55,16 +77,28 @@ class ModelClient:
         asked_wire = wire or self.wire
         chosen_wire = None if asked_wire == self.servers.dtype else asked_wire
         model = self.manifest.model
-        return RemoteSession(self.server_flows, self.servers, sampling, stops=chosen, model=model, wire=chosen_wire)
+        adapter = b"" if self.adapter is None else self.adapter.tag
+        return RemoteSession(
+            self.server_flows, self.servers, sampling, stops=chosen, model=model, wire=chosen_wire, adapter=adapter
+        )
+
+
+def _adapters(manifest: AnyManifest) -> tuple[ServedAdapter, ...]:
+    return () if isinstance(manifest, Manifest) else manifest.adapters
 
 
 @asynccontextmanager
 async def open_model(
-    invite: Invite, home: Path | None = None, wire: WireType | None = None, patience: Patience | None = None
+    invite: Invite,
+    home: Path | None = None,
+    wire: WireType | None = None,
+    patience: Patience | None = None,
+    name: str = "",
 ) -> AsyncIterator[ModelClient]:
     """Connect to the served model, or the training run, of `invite` inside the block. `wire`: the type of hidden states
-    between servers; None: the model's. `patience`: with missing servers; None: hardly any. Raises ConfigError if it is
-    a gossip run, and what `open_client` raises."""
+    between servers; None: the model's. `patience`: with missing servers; None: hardly any. `name`: of an adapter of the
+    model; empty for none. Raises ConfigError if it is a gossip run, or has no such adapter, and what `open_client`
+    raises."""
     async with open_client(invite, home, schemas=lambda gate: [server_schema(gate)]) as client:
         manifest = client.manifest
         if isinstance(manifest, Manifest):
@@ -73,4 +107,5 @@ async def open_model(
         servers = ServersView(client.host, client.node, manifest.run_id, layers, patience)
         async with open_model_text(client.tokenizer, manifest.model.vocab_size) as text:
             await servers.refresh()
-            yield ModelClient(client, manifest, text, servers, ServerFlows(client.host), wire)
+            model = ModelClient(client, manifest, text, servers, ServerFlows(client.host), wire)
+            yield model.named(name) if name else model

@@ -51,6 +51,8 @@ class SessionNeeds:
     """The type of hidden states on the wire; None: the servers' own."""
     options: tuple[str, ...] = ()
     """How the last server draws tokens (`Sampling.options`)."""
+    adapter: bytes = b""
+    """The tag of a served model's adapter, which all its servers have; empty for none."""
 
 
 class ServerRecord(msgspec.Struct, frozen=True, kw_only=True):

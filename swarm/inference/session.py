@@ -68,8 +68,9 @@ class RemoteSession:
         stops: Sequence[int],
         model: ModelConfig,
         wire: WireType | None = None,
+        adapter: bytes = b"",
     ) -> None:
-        """`wire`: the type of hidden states; None: the model's own."""
+        """`wire`: the type of hidden states; None: the model's own. `adapter`: the tag of one, empty for none."""
         self.id = secrets.token_bytes(16)
         self.tokens: list[int] = []
         self.route: Route = ()
@@ -78,7 +79,8 @@ class RemoteSession:
         self.failovers = 0
         """How often a server had to be replaced."""
         self._server_flows, self._servers, self._model = server_flows, servers, model
-        self._sampling, self._stops, self._needs = sampling, tuple(stops), SessionNeeds(wire, sampling.options)
+        self._sampling, self._stops = sampling, tuple(stops)
+        self._needs = SessionNeeds(wire, sampling.options, adapter)
         self._revision, self._wired = 0, False
         self._silent = set[str]()
         """Servers that have not answered the last revision."""
@@ -340,7 +342,7 @@ class RemoteSession:
             names=names,
             known=len(self.tokens),
             allowed=allowed,
-            commit=self.commit.name if self.commit is not None else b"",
+            commit=self.commit.name if self.commit is not None else self._needs.adapter,
             wire=self._needs.wire,
         )
 

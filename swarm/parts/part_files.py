@@ -157,8 +157,13 @@ def quantize_part(files: ParameterFiles, weights: Weights, number: int, folder: 
     assert weights.quantization is not None
     span = part_spans(weights)[number]
     values = stored_values(files, weights.model, span.blocks, weights.dtype, weights.quantization)
-    pieces = (tensor.flatten().view(torch.uint8).numpy().data for _, tensor in values)
-    _write(part_path(folder, number), chain([_header(weights, span)], pieces))
+    write_part(weights, number, (tensor for _, tensor in values), folder)
+
+
+def write_part(weights: Weights, number: int, tensors: Iterable[Tensor], folder: Path) -> None:
+    """Write the file of a part, of its stored tensors in order. Blocks. Raises ResourceError."""
+    pieces = (tensor.contiguous().flatten().view(torch.uint8).numpy().data for tensor in tensors)
+    _write(part_path(folder, number), chain([_header(weights, part_spans(weights)[number])], pieces))
 
 
 def _header(weights: Weights, span: Span) -> bytes:

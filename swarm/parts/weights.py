@@ -73,6 +73,21 @@ class BaseWeights:
 
 
 @dataclass(frozen=True)
+class AdapterWeights:
+    """An adapter of a served model, as one part: `HashedWeights`."""
+
+    model: ModelConfig
+    """With that adapter."""
+    checkpoint: tuple[bytes, ...]
+    dtype: HiddenType = "fp32"
+    quantization: Quantization | None = None
+
+    @property
+    def cuts(self) -> tuple[BlockRange, ...]:
+        return ((0, self.model.layers),)
+
+
+@dataclass(frozen=True)
 class EvenWeights:
     """Weights with a part for each block, or for blocks that share their parameters."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from optim.config import CodecConfig, LionConfig, OuterConfig
@@ -84,3 +84,8 @@ def message_features(outer: OuterConfig, codec: CodecConfig) -> tuple[str, ...]:
 def weight_features(quantization: Quantization | None) -> tuple[str, ...]:
     """Return what the stored weights of a served model, or of a base, require of the software of each peer."""
     return () if quantization is None else (QUANTIZED,)
+
+
+def adapter_features(adapters: Sequence[object]) -> tuple[str, ...]:
+    """Return what the adapters of a served model require of the software of each server."""
+    return (ADAPTER,) if adapters else ()

@@ -34,9 +34,9 @@ from peer.files import write_atomically
 
 _BEGUN: Final = {"lock", "identity.key", "manifest.msgpack"}
 _REPLACED: Final = {
-    "addresses.json", "agreement", "backup.part", "base", "base.source", "checkpoints", "complete", "corpus", "fetched",
-    "listening", "living",
-    "loss.png", "pages", "pages.index", "replaced", "replica", "results", "state.part", "tokenizer.json", "worker",
+    "adapters", "addresses.json", "agreement", "backup.part", "base", "base.source", "checkpoints", "complete",
+    "corpus", "fetched", "listening", "living", "loss.png", "pages", "pages.index", "replaced", "replica",
+    "results", "state.part", "tokenizer.json", "worker",
 }  # fmt: skip
 """The files that a peer writes or empties in its home. Not those that a user may put there before its first start."""
 
@@ -171,6 +171,11 @@ class Home:
     def base(self) -> Path:
         """The parts of the run's base that were fetched or quantized."""
         return self.path / "base"
+
+    @property
+    def adapters(self) -> Path:
+        """The adapters of a served model, a folder each."""
+        return self.path / "adapters"
 
     @property
     def base_source(self) -> Path:

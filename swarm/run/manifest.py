@@ -18,6 +18,7 @@ from optim.config import AllReduceConfig, CodecConfig, OuterConfig, check_merge
 from peer.bounds import HASH_BYTES, Name
 from peer.config import (
     TOKENS_MAX,
+    AdapterConfig,
     DataConfig,
     HiddenType,
     InnerConfig,
@@ -33,6 +34,7 @@ from peer.model.text_rules import TextRules
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
 from swarm.run.features import (
+    adapter_features,
     check_features,
     features_of,
     inner_features,
@@ -58,6 +60,8 @@ MANIFEST_BYTES_MAX: Final = 64 << 10
 TIME_MAX_S: Final = 1 << 40
 VERSION_MAX: Final = 1 << 16
 RUN_ID_BYTES: Final = 20
+ADAPTERS_MAX: Final = 64
+_TAG_BYTES: Final = 16
 
 FEATURES_MAX: Final = 16
 _KIND: Final = "manifest"
@@ -206,6 +210,25 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
         return isinstance(self.outer, AllReduceConfig)
 
 
+class ServedAdapter(msgspec.Struct, frozen=True, kw_only=True):
+    """An adapter of a served model, which a request may choose by name."""
+
+    name: str
+    adapter: AdapterConfig
+    root: bytes
+    """The state hash of its one part, in fp32."""
+
+    def __post_init__(self) -> None:
+        check_name(self.name)
+        if len(self.root) != HASH_BYTES:
+            raise ValueError("root is not a hash of 32 bytes")
+
+    @property
+    def tag(self) -> bytes:
+        """The name by which a session chooses it (`swarm.inference.messages.StartSession.commit`)."""
+        return self.root[:_TAG_BYTES]
+
+
 class ServedModelManifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, tag="served_model"):
     """The agreed rules of a served model: which weights, in which parts, and who may take part."""
 
@@ -223,13 +246,16 @@ class ServedModelManifest(CommonManifest, frozen=True, kw_only=True, tag_field=_
     text: TextRules = TextRules()
     quantization: Quantization | None = None
     """Of the matrices inside of the blocks (`peer.footprint.stored`); None: they are in `dtype`."""
+    adapters: Annotated[tuple[ServedAdapter, ...], msgspec.Meta(max_length=ADAPTERS_MAX)] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_name(self.name)
+        if len({self.name, *(one.name for one in self.adapters)}) <= len(self.adapters):
+            raise ValueError("two adapters, or one and the model, have the same name")
         if self.window is not None:
             check_range(self, 1, TOKENS_MAX, "window")
-        if not set(weight_features(self.quantization)) <= set(self.requires):
+        if not {*weight_features(self.quantization), *adapter_features(self.adapters)} <= set(self.requires):
             raise ValueError("requires lacks a feature that the weights need")
         check_model(self.model, self.tokenizer)
         if self.model.adapter is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,5 +38,7 @@ class ServeConfig:
     """The type in which a founded model is served; None: that of its checkpoint."""
     quantization: Quantization | None = None
     """Of the blocks of a model that is founded; None: as its checkpoint is."""
+    adapters: Mapping[str, Path] = field(default_factory=dict)
+    """Of a model that is founded: the folders of adapters by name."""
     choices: bytes = b""
     """The choices that the next start from `home` takes over, as the command wrote them; empty: none."""

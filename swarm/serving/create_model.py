@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -27,9 +28,11 @@ from peer.model.weight_files import conversion, refuse_gguf, weight_files
 from swarm.parts.checkpoint import check_names, own_dtype
 from swarm.parts.hashing import hash_parts
 from swarm.parts.weights import EvenWeights
-from swarm.run.features import model_features, weight_features
+from swarm.run.features import adapter_features, model_features, weight_features
+from swarm.run.home import Home
 from swarm.run.manifest import PROTOCOL_VERSION, BlockRange, ServedModelManifest, fit_templates, sign_manifest
 from swarm.run.manifest_transfer import save_run_files
+from swarm.serving.adapters import found_adapters
 
 _TOKENIZER: Final = "tokenizer.json"
 _OTHER_TOKENIZERS: Final = ("tokenizer.model", "vocab.json", "tekken.json", "tiktoken.model", "spiece.model")
@@ -106,8 +109,12 @@ def prepare_model(
     )
 
 
-async def create_model(home: Path, prepared: PreparedModel, identity: Identity, events: EventLog) -> CreatedModel:
-    """Read and hash all values of a checkpoint, sign its manifest and keep it under `home`. Raises CheckpointError."""
+async def create_model(
+    home: Path, prepared: PreparedModel, identity: Identity, events: EventLog, adapters: Mapping[str, Path]
+) -> CreatedModel:
+    """Read and hash all values of a checkpoint, and of `adapters` of it by name, sign its manifest and keep it under
+    `home`. Raises CheckpointError, ConfigError, ResourceError."""
+    served = await trio.to_thread.run_sync(found_adapters, Home(home), prepared.model, adapters)
     trees = await hash_parts(prepared.folder, prepared.files, prepared, home / "weights", events)
     model = prepared.model
     manifest = ServedModelManifest(
@@ -116,7 +123,7 @@ async def create_model(home: Path, prepared: PreparedModel, identity: Identity, 
         created_at=int(time.time()),
         model=model,
         tokenizer=prepared.tokenizer_name,
-        requires=(*model_features(model), *weight_features(prepared.quantization)),
+        requires=(*model_features(model), *weight_features(prepared.quantization), *adapter_features(served)),
         name=prepared.name,
         open=prepared.is_open,
         cuts=prepared.cuts,
@@ -125,6 +132,7 @@ async def create_model(home: Path, prepared: PreparedModel, identity: Identity, 
         quantization=prepared.quantization,
         window=prepared.window,
         text=prepared.text,
+        adapters=served,
     )
     manifest = fit_templates(manifest)
     signed = sign_manifest(identity, manifest)

@@ -26,9 +26,10 @@ from swarm.parts.held_parts import HeldParts
 from swarm.parts.weights import part_bytes, parts_of
 from swarm.run.home import Home
 from swarm.run.manifest import AnyManifest, ServedModelManifest
+from swarm.serving.adapters import HeldAdapters
 from swarm.serving.config import ServeConfig
 from swarm.serving.description import ServerDescription
-from swarm.serving.memory import blocks_that_fit, check_room, pages_that_fit
+from swarm.serving.memory import blocks_that_fit, check_room, memory_for, pages_that_fit
 from swarm.serving.placement import LOOK_S, PlacementView, better_blocks, choose_blocks
 from swarm.serving.server import BlockServer
 from swarm.serving.server_events import tell_load
@@ -53,6 +54,7 @@ class ModelServer:
         self._config, self._home, self._host = config, home, peer.host
         self._manifest, self._trees = manifest, trees
         self._parts = HeldParts(peer.host.events, manifest, home.path / "weights", config.folder)
+        self._adapters = HeldAdapters(home, manifest, peer.host.events)
         self._description = ServerDescription(peer.host, peer.run.gate, config)
         self._random = random.Random(secrets.token_hex(8))
         self._span = Span.whole(self._manifest.model.layers)
@@ -65,8 +67,9 @@ class ModelServer:
 
     async def run(self, ready: Callable[[Span], None]) -> None:
         """Serve spans one after the other until cancelled."""
-        serve_snapshots(self._host.rpc, [self._parts.store])
+        serve_snapshots(self._host.rpc, [self._parts.store, *self._adapters.stores])
         await self._membership.read()
+        await self._adapters.bring(self._host, self._donors)
         span = self._first_span()
         self._plan(span)
         async with trio.open_nursery() as nursery:
@@ -82,8 +85,14 @@ class ModelServer:
 
     def _first_span(self) -> Span:
         blocks, layers = self._config.blocks, self._manifest.model.layers
-        room = check_room(self._manifest, blocks, self._config.compute.memory_bytes)
+        room = check_room(self._manifest, blocks, self._memory_bytes)
         return Span(*blocks, layers) if blocks else choose_blocks(self._placement(), room, self._random.random)
+
+    @property
+    def _memory_bytes(self) -> float | None:
+        """The bytes for blocks and caches: the adapters have theirs."""
+        size_bytes, given = self._adapters.size_bytes, self._config.compute.memory_bytes
+        return memory_for(given) - size_bytes if size_bytes else given
 
     def _placement(self) -> PlacementView:
         return PlacementView(self._manifest.model.layers, self._membership.others(), self._manifest.model.shared_blocks)
@@ -98,7 +107,7 @@ class ModelServer:
         """Wait until other blocks need this peer more."""
         while True:
             await trio.sleep(LOOK_S * (0.5 + self._random.random()))
-            room = blocks_that_fit(self._manifest, self._config.compute.memory_bytes)
+            room = blocks_that_fit(self._manifest, self._memory_bytes)
             better = better_blocks(self._placement(), self._record(), room, time.time(), self._random.random)
             if better is not None:
                 moved.append(better)
@@ -132,13 +141,14 @@ class ModelServer:
     async def _serve(self, span: Span, ready: Callable[[Span], None]) -> Span:
         """Serve a span until another one is better, and return that."""
         manifest, config = self._manifest, self._config
-        self._pages = pages_that_fit(manifest, span, config.compute.memory_bytes)
+        self._pages = pages_that_fit(manifest, span, self._memory_bytes)
         worker_config = BlockConfig(
             model=manifest.model,
             span=span,
             dtype=manifest.dtype,
             window=manifest.window,
             quantization=manifest.quantization,
+            adapters=self._adapters.loads,
             folders=tuple(self._parts.folders),
             directory=config.home,
             events=self._host.events,
@@ -151,7 +161,7 @@ class ModelServer:
             with loading(self._host.events.emit, "load", part_bytes(manifest, span)):
                 worker = await stack.enter_async_context(BlockWorkerGroup.open(worker_config))
             nursery = await stack.enter_async_context(trio.open_nursery())
-            server = BlockServer(worker, self._host, nursery, self._membership.knows)
+            server = BlockServer(worker, self._host, nursery, self._membership.knows, self._adapters.numbers)
             self._server = server
             self._host.flows.serve(server)
             nursery.start_soon(server.run)

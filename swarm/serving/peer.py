@@ -60,7 +60,7 @@ async def run_server(config: ServeConfig, ready: Callable[[Invite, Span], None],
         async def enter(host: Host) -> EnteredRun[AnyManifest]:
             created = founded
             if isinstance(created, PreparedModel):  # only now, as it takes long: the port is ours
-                created = await create_model(config.home, created, identity, host.events)
+                created = await create_model(config.home, created, identity, host.events, config.adapters)
                 trees.extend(created.trees)
             entered = await _enter(config, home, host, created)
             manifest = entered.manifest
