@@ -3,8 +3,8 @@
 Shapes: B sequences, T tokens, C hidden_size, H query heads, K key/value heads, D head_size, V vocab_size.
 
 Every parameter is a view into one flat fp32 vector (`FlatLayout`), and every gradient a view into a second one, so the
-outer loop adds, clips, hashes and sends whole vectors. Built with a span of blocks, `Decoder` is one stage of the
-model: the first holds the embedding, the last the head.
+outer loop adds, clips, hashes and sends whole vectors. A trainer may hold the parameters in bf16 (`SplitVector`). Built
+with a span of blocks, `Decoder` is one stage of the model: the first holds the embedding, the last the head.
 """
 
 from __future__ import annotations
@@ -59,6 +59,9 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Do nothing: the flat vector brings the values, and random numbers on meta cost a second of imports."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        return _frozen(x, self.weight, self.bias)
+
 
 class AdaptedLinear(Linear):
     """A frozen linear layer with LoRA (arXiv 2106.09685) beside it."""
@@ -77,15 +80,12 @@ class AdaptedLinear(Linear):
 def _frozen(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Multiply with weights that may be held in fewer bits than x; autocast casts by itself."""
     if weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
-        weight = weight.to(x.dtype)
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
     return F.linear(x, weight, bias)
 
 
 class FrozenLinear(Linear):
     """A linear layer of a base model without an adapter."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _frozen(x, self.weight, self.bias)
 
 
 def linear(config: ModelConfig, name: AdapterTarget, columns: int, rows: int, bias: bool = False) -> Linear:
@@ -101,6 +101,15 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Do nothing, as in Linear."""
 
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of `ids`, in fp32 where the table has fewer bits. One that is trained is widened as a whole:
+        else its gradient would be the sum over equal ids in these few bits."""
+        if self.weight.dtype.itemsize >= torch.float32.itemsize:
+            return super().forward(ids)
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            return F.embedding(ids, self.weight.float())
+        return F.embedding(ids, self.weight).float()
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
@@ -109,7 +118,15 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        gain = self.weight.to(torch.promote_types(x.dtype, self.weight.dtype))  # of split weights it has fewer bits
+        return F.rms_norm(x, gain.shape, gain, self.eps)
+
+
+def _add_gradient(total: Tensor, parameter: Tensor) -> None:
+    """Move the gradient of a parameter to a sum."""
+    gradient, parameter.grad = parameter.grad, None
+    assert gradient is not None
+    total.add_(gradient)
 
 
 class Attention(nn.Module):
@@ -168,8 +185,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The blocks `span` of the model (None: all), with parameters that are views into `flat`.
 
-    `flat` is fp32, 1-D, as long as `FlatLayout.of(config, span).numel`, on the device that computes. The first span
-    takes token ids (B, T) int64, any other the hidden state (B, T, C). The last span returns logits (B, T, V), any
+    `flat` is fp32 or bf16, (`FlatLayout.of(config, span).numel`,), on the device that computes. The first span takes
+    token ids (B, T) int64, any other the hidden state (B, T, C). The last span returns logits (B, T, V), any
     other the hidden state. Raises ValueError for a part of a model with a tied head, which needs the embedding
     (`peer.model.layout.untie` makes a separate head), and for a span that splits blocks with shared parameters.
 
@@ -240,10 +257,14 @@ class Decoder(nn.Module):
             parameter.data = views[name]
 
     def bind_gradients(self, flat_gradient: Tensor) -> None:
-        """Make every gradient a view into `flat_gradient`; clear it with `zero_()`, never by setting it to None."""
+        """Make every gradient a view into `flat_gradient`; clear it with `zero_()`, never by setting it to None.
+        Gradients of parameters in another type are added to it as they come, and freed: call this once for these."""
         views = self.layout.views(flat_gradient)
         for name, parameter in self.canonical_parameters():
-            parameter.grad = views[name]
+            if parameter.dtype == flat_gradient.dtype:
+                parameter.grad = views[name]
+            else:
+                parameter.register_post_accumulate_grad_hook(partial(_add_gradient, views[name]))
 
     def canonical_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that are trained, with their canonical names."""

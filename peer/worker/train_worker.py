@@ -84,7 +84,7 @@ class TrainWorker:
 
     def _alone(self, device: Device) -> tuple[ModelTrainer, InnerStateFile]:
         load = self._load
-        trainer = InnerTrainer(load.model, load.inner, device, load.step_size)
+        trainer = InnerTrainer(load.model, load.inner, device, load.step_size, weights=load.compute.weights)
         saved = self._saved_state(tuple)
         saved.load(trainer.load)
         if device.torch.type == "cuda":
