@@ -10,7 +10,7 @@ from typing import Final
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig
 from optim.wire_sizes import exchange_of
-from peer.config import DataConfig, InnerConfig, ModelConfig
+from peer.config import DataConfig, InnerConfig, MasterType, ModelConfig
 from peer.errors import ConfigError
 from peer.footprint.host import footprint
 from peer.footprint.layout import Layout
@@ -124,7 +124,14 @@ class RunShape:
         m = manifest
         return cls(m.model, m.data, m.inner, m.outer, m.codec, m.pipeline, m.cuts)
 
-    def workload(self, stage: int, peers: int, device: DeviceKind = "cpu", narrow: bool = False) -> Workload:
+    def workload(
+        self,
+        stage: int,
+        peers: int,
+        device: DeviceKind = "cpu",
+        narrow: bool = False,
+        weights: MasterType = "fp32",
+    ) -> Workload:
         """Return the part of one peer in a stage whose group has that many `peers`."""
         blocks, staged = range(*self.cuts[stage]), len(self.cuts) > 1
         return Workload(
@@ -138,6 +145,7 @@ class RunShape:
             is_synchronous=staged and isinstance(self.outer, AllReduceConfig),
             device=device,
             narrow=narrow,
+            weights=weights,
         )
 
     def placed(self, work: Workload, memory_bytes: float) -> Workload:
