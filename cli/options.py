@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 import click
 
 from cli.known_homes import invite_called
-from peer.config import ComputeType
+from peer.config import ComputeType, MasterType
 from peer.errors import ConfigError
 from peer.footprint.layout import Compute, Layout, parse_devices
 from peer.ipc.corpus_messages import OwnText
@@ -210,6 +210,7 @@ def _compute(
     threads: int | None = None,
     compiles: bool = False,
     dtype: ComputeType | None = None,
+    weights: MasterType = "fp32",
     **limits: float | None,
 ) -> Compute:
     """Return what the options say together; the limits are in GB. Raises ConfigError for a list that is none."""
@@ -224,6 +225,8 @@ def _compute(
         Layout.parse(layout, len(names), fits=lambda layout: True)  # a typo is told at once
     if compiles and len(names) > 1:
         raise click.UsageError("--compile was given with several --devices: it is for one, leave it out.")
+    if weights == "split" and len(names) > 1:
+        raise click.UsageError("--weights split was given with several --devices: it is for one, leave it out.")
     several = names if len(names) > 1 else ()
     memory, host_memory = (limits.get(name) for name in ("memory_limit", "host_memory_limit"))
     return Compute(
@@ -235,7 +238,13 @@ def _compute(
         None if memory is None else memory * 1e9,
         None if host_memory is None else host_memory * 1e9,
         dtype,
+        weights,
     )
+
+
+def weights_option(what: str) -> Callable[[Command], Command]:
+    """Add --weights, how a device that trains holds the weights, described by `what`."""
+    return click.option("--weights", type=click.Choice(["fp32", "split"]), default="fp32", show_default=True, help=what)
 
 
 _DEVICES: Final = (
@@ -269,6 +278,10 @@ compute_options: Final = _handed_as(
         "--dtype",
         type=click.Choice(["auto", "fp32", "bf16", "fp16"]),
         help="The type of matrix products on this machine.  [default: the run's]",
+    ),
+    weights_option(
+        "How the device holds the weights: split is bf16 with a correction of its rounding, in 3 bytes instead of 4,"
+        " and without copies for bf16 products."
     ),
 )
 

@@ -21,6 +21,8 @@ WeightType = Literal["fp32", "bf16", "fp16"]
 ComputeType = Literal["auto", "fp32", "bf16", "fp16"]
 """Of weights at rest."""
 HiddenType = Literal["fp32", "bf16"]
+MasterType = Literal["fp32", "split"]
+"""How a trainer holds the weights that its optimizer moves: split is bf16 with a correction of its rounding."""
 """In which a served model's parameters, hidden states and caches are held."""
 Quantization = Literal["int8", "nf4"]
 """Of a served model's matrices (`peer.footprint.stored`)."""

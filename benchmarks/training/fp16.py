@@ -32,6 +32,7 @@ from optim.config import CodecConfig, DilocoConfig
 from optim.strategies.registry import build_strategy
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerRun, InnerTrainer, run_inner
+from peer.config import MasterType
 from peer.model.layout import init_flat
 
 STEPS = 10
@@ -45,12 +46,23 @@ RUNS: dict[str, tuple[tuple[str, ...], float | None]] = {
 Figures = dict[str, Any]
 
 
-def train(task: Task, dtypes: Sequence[str], scale: float | None, rounds: int, device: str) -> Figures:
+def train(
+    task: Task,
+    dtypes: Sequence[str],
+    scale: float | None,
+    rounds: int,
+    device: str = "cpu",
+    weights: Sequence[MasterType] = (),
+    optimizer: str = "adamw",
+) -> Figures:
     """Return the held-out losses after each tenth of the rounds, and the steps that fp16 left out or that were skipped.
-    `scale`: of the loss in fp16 at first; None for the usual one."""
-    settings = {"total_steps": rounds * STEPS, "warmup_steps": STEPS, "schedule": "cosine"}
+    `scale`: of the loss in fp16 at first; None for the usual one. `weights`: how each peer holds them, if not fp32."""
+    settings = {"total_steps": rounds * STEPS, "warmup_steps": STEPS, "schedule": "cosine", "optimizer": optimizer}
     inner = [inner_config({**settings, "dtype": dtype}) for dtype in dtypes]
-    trainers = [InnerTrainer(MODEL, one, resolve_device(device)) for one in inner]
+    held = weights or ("fp32",) * len(dtypes)
+    trainers = [
+        InnerTrainer(MODEL, one, resolve_device(device), weights=kind) for one, kind in zip(inner, held, strict=True)
+    ]
     method, seed = DilocoConfig(steps=STEPS), task.seed
     group = Rounds(
         lambda: build_strategy(method, CodecConfig(), task.layout, inner[0]), init_flat(MODEL, seed), len(dtypes)
@@ -68,7 +80,8 @@ def train(task: Task, dtypes: Sequence[str], scale: float | None, rounds: int, d
             result = run_inner(trainer, lambda numbers: task.corpus.batch(numbers, seed), run)
             found["overflows"] += result.overflows
             found["skipped"] += result.skipped
-            products.append(group.tensors[0] - trainer.local.cpu())
+            products.append(torch.empty_like(group.tensors[0]))
+            trainer.write_delta(group.tensors[0], slice(None), products[-1])
         group.exchange(products)
         if (number + 1) % max(1, rounds // 10) == 0:
             found["losses"].append(task.loss(group.tensors[0]))

@@ -13,7 +13,7 @@ from optim.algorithms.outer_step import DilocoOuter
 from optim.strategies.interface import OuterStrategy
 from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.build_optimizer import build_inner
-from peer.compute.mixing import mix_into
+from peer.compute.held_weights import mix_into
 from peer.compute.optimizer import InnerSpec
 from tests.optim.support.layouts import layout_of
 

@@ -159,7 +159,8 @@ def join(
     from swarm.training.peer import run_participant
 
     refuse_without("--serve", serves, "serve_memory")
-    refuse_beside("--role feeder", role == "feeder", "compiles", "memory_limit", "host_memory_limit", "dtype", "state")
+    of_training = ("compiles", "memory_limit", "host_memory_limit", "dtype", "weights", "state")
+    refuse_beside("--role feeder", role == "feeder", *of_training)
     conditions = tuple(map(parse_condition, pause_when))
     if data_url:
         check_mirror(data_url)

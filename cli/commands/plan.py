@@ -22,6 +22,7 @@ from cli.options import (
     quantize_option,
     read_invite,
     served_config,
+    weights_option,
 )
 from cli.run import run_until_stopped, stopping_by_signal
 from cli.terminal.lines import say, say_json
@@ -33,7 +34,7 @@ from peer.machine import memory_bytes
 from swarm.run.invite import PREFIX
 
 if TYPE_CHECKING:
-    from peer.config import HiddenType, Quantization
+    from peer.config import HiddenType, MasterType, Quantization
     from peer.footprint.workload import DeviceKind
     from swarm.pages.sizes import DataSetPlan
     from swarm.placement.costs import RunShape
@@ -72,6 +73,7 @@ class Quantity(click.ParamType[float]):
 @click.option("--device", "card", help=f"A card by name, for memory and speed: {', '.join(CARDS)}; or cpu.")
 @count_option("--cards", 1, 64, 1, "Such devices in one peer.")
 @click.option("--layout", default="auto", show_default=True, help="How they share the model, as for `peer join`.")
+@weights_option("How they hold the weights, as for `peer join`.")
 @click.option(
     "--flops", type=Quantity("rate", _COUNTS), help="FLOP/s kept up in training, e.g. 60T.  [default: measured]"
 )
@@ -94,6 +96,7 @@ def plan(
     card: str | None,
     cards: int,
     layout: str,
+    weights: MasterType,
     flops: float | None,
     link: float,
     peers: int,
@@ -113,7 +116,7 @@ def plan(
     refuse_without("several --cards", cards > 1 or layout == "auto", "layout")
     refuse_beside("--device cpu", card == "cpu", "device_memory", why="a CPU has --host-memory")
     refuse_without("--serve", serve, "quantize", "dtype")
-    refuse_beside("--serve", serve, "cards", "layout", "flops", "link", "peers", "data", "tokens")
+    refuse_beside("--serve", serve, "cards", "layout", "weights", "flops", "link", "peers", "data", "tokens")
     if serve:
         _plan_serving(invite or "run.toml", card, device_memory, host_memory, quantize, dtype, as_json)
         return
@@ -124,8 +127,9 @@ def plan(
     if data is not None and not source.endswith(".toml"):
         raise ConfigError(f"--data names the data set of a RUN.toml, and {source[:64]} is none: leave --data out")
     shape, rules, trained = _read(source, data)
-    check_layout(shape, Layout.parse(layout, cards, fits=lambda layout: True))  # before this machine is measured
-    machine = replace(_machine(shape, card, device_memory, host_memory, flops, link), devices=cards, layout=layout)
+    check_layout(shape, Layout.parse(layout, cards, fits=lambda layout: True), weights)  # before any measurement
+    machine = _machine(shape, card, device_memory, host_memory, flops, link)
+    machine = replace(machine, devices=cards, layout=layout, weights=weights)
     found = plan_for(shape, machine, peers, tokens, rules.compute_s_max, rules.max_peers)
     data_set = _data_set(shape, rules, max(1, peers // len(shape.cuts)), trained)
     if as_json:

@@ -10,7 +10,7 @@ import torch
 
 from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.errors import ConfigError
-from peer.footprint.optimizer_state import coded_names, scale_bytes
+from peer.footprint.optimizer_state import BLOCK, coded_names, scale_bytes
 from peer.model.layout import FlatLayout
 from peer.model.quantize import bitsandbytes
 
@@ -55,16 +55,19 @@ class AdamW8bit(InnerOptimizer):
 
     def step(self, theta: torch.Tensor, gradient: torch.Tensor) -> None:
         self.steps += 1
-        weights, gradients = self.layout.views(theta), self.layout.views(gradient)
         for name, slot in self.layout.slots.items():
-            weight = weights[name].mul_(1 - self.lr * self._decays(slot))
-            one, two = self.moments.floats[name].unbind()
-            if name in self._coded:
-                codes = self.moments.codes[name].view(2, *slot.shape).unbind()
-                self._coded_step(weight, gradients[name], codes, (one, two))
-            else:
-                direction = self._adam_direction(gradients[name].view(-1), one, two)
-                weight.view(-1).sub_(direction.mul_(self.lr))
+            at = slice(slot.offset, slot.offset + slot.numel)
+            self._step_piece(name, slice(0, slot.numel), theta[at], gradient[at])
+
+    def _step_piece(self, name: str, within: slice, theta: torch.Tensor, gradient: torch.Tensor) -> None:
+        theta.mul_(1 - self.lr * self._decays(self.layout.slots[name]))
+        floats = self.moments.floats[name]
+        if name in self._coded:
+            blocks = slice(within.start // BLOCK, -(-within.stop // BLOCK))
+            codes = self.moments.codes[name][:, within]
+            self._coded_step(theta, gradient, codes.unbind(), floats[:, blocks].unbind())
+        else:
+            theta.sub_(self._adam_direction(gradient, *floats[:, within].unbind()).mul_(self.lr))
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         return {"state": self.state, "steps": torch.tensor(self.steps)}
@@ -83,7 +86,7 @@ class AdamW8bit(InnerOptimizer):
         codes: tuple[torch.Tensor, ...],
         scales: tuple[torch.Tensor, ...],
     ) -> None:
-        """Step one parameter without decay, by the kernel."""
+        """Step a parameter, or whole blocks of one, without decay, by the kernel."""
         self._functional.optimizer_update_8bit_blockwise(
             "adam",
             gradient,

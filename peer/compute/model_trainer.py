@@ -90,13 +90,17 @@ class ModelTrainer(ABC):
             self.gradient.mul_(self.config.clip_norm / norm)
         self.optimizer.lr = learning_rate(self.config, step)
         with torch.no_grad():
-            self.optimizer.step(self.local, self.gradient)
+            self._move()
         return outcome
+
+    def _move(self) -> None:
+        """Make the step of the optimizer."""
+        self.optimizer.step(self.local, self.gradient)
 
     def begin_gradient(self) -> None:
         """Clear the sum that `add_gradient` gathers."""
         if self._gradient_sum is None:
-            self._gradient_sum = torch.zeros_like(self.local)
+            self._gradient_sum = torch.zeros_like(self.gradient)
         self._gradient_sum.zero_()
         self._weights = 0
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from peer.compute.device import Device, narrow_type
-from peer.compute.mixing import mix_into
+from peer.compute.held_weights import mix_into
 from peer.compute.model_trainer import ModelTrainer
 from peer.compute.optimizer import InnerSpec
 from peer.compute.out_of_memory import free_cached, is_out_of_memory

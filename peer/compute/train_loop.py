@@ -24,12 +24,13 @@ from torch import Tensor
 from peer.compute.adamw_fused import FusedAdamW
 from peer.compute.build_optimizer import build_inner
 from peer.compute.device import Device
+from peer.compute.held_weights import hold
 from peer.compute.lr_schedule import learning_rate
-from peer.compute.mixing import mix_into
 from peer.compute.model_trainer import ModelTrainer, StepOutcome
 from peer.compute.optimizer import InnerOptimizer, InnerSpec
 from peer.compute.out_of_memory import free_cached, is_out_of_memory
-from peer.config import InnerConfig, ModelConfig
+from peer.config import InnerConfig, MasterType, ModelConfig
+from peer.footprint.layout import ONE_DEVICE, check_split
 from peer.footprint.step_size import StepSize
 from peer.ipc.inner_options import ElementRange
 from peer.ipc.train_messages import InnerResult
@@ -42,7 +43,8 @@ __all__ = ["InnerConfig", "InnerTrainer", "learning_rate", "run_inner"]
 
 
 class InnerTrainer(ModelTrainer):
-    """The whole model on one device: n = P."""
+    """The whole model on one device: n = P. With split weights `local` is their bf16 half, which the blocks compute
+    with, and nothing but the `held` weights may write it."""
 
     def __init__(
         self,
@@ -51,13 +53,17 @@ class InnerTrainer(ModelTrainer):
         device: Device,
         step_size: StepSize | None = None,
         base: FrozenWeights | None = None,
+        weights: MasterType = "fp32",
     ) -> None:
-        """`base`: of a model with an adapter, on the device."""
+        """`base`: of a model with an adapter, on the device. `weights`: how they are held there; raises ConfigError for
+        what cannot be split."""
         layout = FlatLayout.of(model)
-        local = torch.zeros(layout.numel, device=device.torch)
-        super().__init__(config, device, local, torch.zeros_like(local))
+        self.held = hold(weights, layout.numel, device.torch)
+        super().__init__(config, device, self.held.bound, torch.zeros(layout.numel, device=device.torch))
+        if weights == "split":
+            check_split(ONE_DEVICE, model, config.optimizer, self.narrow is torch.float16)
         build = FusedAdamW if config.optimizer == "adamw" else build_inner
-        self.optimizer: InnerOptimizer = build(InnerSpec.of(config), layout, self.local)
+        self.optimizer: InnerOptimizer = build(InnerSpec.of(config), layout, self.gradient)
         self.model = Decoder(model, self.local, base=base)
         self.model.bind_gradients(self.gradient)
         self.compiled = device.compile
@@ -66,14 +72,13 @@ class InnerTrainer(ModelTrainer):
         self.resize(StepSize(config.batch_size) if step_size is None else step_size)
 
     def import_from(self, outer: Tensor) -> None:
-        self.local.copy_(outer)
+        self.held.import_from(outer)
 
     def mix(self, outer: Tensor, ranges: Iterable[ElementRange], alpha: float) -> None:
-        for start, stop in ranges:
-            mix_into(self.local[start:stop], outer[start:stop], alpha)
+        self.held.mix(outer, ranges, alpha)
 
     def write_delta(self, outer: Tensor, at: slice, out: Tensor) -> None:
-        torch.sub(outer[at], self.local[at].cpu(), out=out)
+        self.held.write_delta(outer, at, out)
 
     def mean_gradient(self, at: slice, out: Tensor) -> None:
         assert self._gradient_sum is not None
@@ -127,6 +132,9 @@ class InnerTrainer(ModelTrainer):
         parts = tokens.split(self.step_size.sequences)
         each = 1 if self._takes_marks else tokens.shape[1] - 1
         return sum(float(self._loss(part, self.model.hidden)) for part in parts) / each
+
+    def _move(self) -> None:
+        self.held.step(self.optimizer, self.gradient)
 
     def _backward(self, tokens: Tensor) -> tuple[float, float]:
         loss = self._as_it_fits(partial(self._add_up, tokens.to(self.device.torch), self._hidden))

@@ -14,7 +14,7 @@ from peer.config import StorageConfig
 from peer.footprint.optimizer_state import is_inner_matrix, state_bytes
 from peer.footprint.parameters import base_of, parameter_shapes
 from peer.footprint.stored import stored_bytes
-from peer.footprint.workload import FLOAT_BYTES, DeviceKind, Workload
+from peer.footprint.workload import FLOAT_BYTES, SPLIT_BYTES, DeviceKind, Workload
 
 CONTEXT_BYTES: Final[Mapping[DeviceKind, float]] = {"cpu": 0.0, "cuda": 0.8e9, "mps": 0.5e9}
 """The memory that a device's libraries take before the first tensor. For GPUs an estimate."""
@@ -47,7 +47,7 @@ def _state_items(work: Workload) -> dict[str, float]:
     """Return what stays between two steps."""
     parts, vector = work.layout.parts, float(work.vector_bytes)
     items = {
-        "weights": vector / parts,
+        "weights": (float(SPLIT_BYTES * work.parameters) if work.is_split else vector) / parts,
         "gradient": vector / parts,
         "inner optimizer": state_bytes(work.inner.optimizer, work.shapes) / parts,
     }
@@ -69,7 +69,7 @@ def _state_items(work: Workload) -> dict[str, float]:
 def _step_items(work: Workload) -> dict[str, float]:
     """Return what a step takes beside the state. A validation takes less: it keeps nothing for a backward pass."""
     items = {
-        "16-bit copies of weights": _cast_bytes(work) / work.layout.parts if work.narrow else 0.0,
+        f"{'16-bit' if work.narrow else 'fp32'} copies of weights": _cast_bytes(work) / work.layout.parts,
         "activations": work.tokens * saved_bytes_a_token(work) / work.layout.tensor,
         "logits and head": _head_bytes(work) if work.has_head else 0.0,
     }
@@ -149,24 +149,25 @@ def _norm_bytes(work: Workload) -> float:
 def _head_bytes(work: Workload) -> float:
     """Return what the head and the loss take beside the activations: twice the logits of a part, the gradient of the
     hidden state and the targets, and the gradient of the head's weights with what a part adds to it. Autocast adds
-    the head's weights and the logits' gradient in 16 bits. Of a head that is cut, the hidden state is gathered."""
+    the logits' gradient in 16 bits, and weights held in another type than the products' are cast. Of a head that is
+    cut, the hidden state is gathered."""
     tensor, width = work.layout.tensor, 2 if work.narrow else FLOAT_BYTES
     vocabulary, vectors = work.model.vocab_size // tensor, 1 + (tensor > 1)
     rows = min(work.tokens, part_rows(vocabulary))
     logits = (2 * FLOAT_BYTES + 2 * work.narrow) * vocabulary * rows
-    weights = (FLOAT_BYTES + width + 2 * work.narrow) * vocabulary * work.model.hidden_size
+    weights = (FLOAT_BYTES + width + work.cast_bytes) * vocabulary * work.model.hidden_size
     if work.base is not None:  # it has no gradient
         weights = 0 if _has_type_of_products(work, work.base) else width * vocabulary * work.model.hidden_size
     return float(logits + weights + work.tokens * (vectors * FLOAT_BYTES * work.model.hidden_size + TOKEN_BYTES))
 
 
 def _cast_bytes(work: Workload) -> float:
-    """Return the 16-bit copies of the blocks' matrices that exist at a time: all until the backward ends, or those of
-    the block that is computed."""
+    """Return the copies of the blocks' matrices in the products' type that exist at a time: all until the backward
+    ends, or those of the block that is computed."""
     if work.recompute != "none":
-        return 2.0 * _block_matrices(work)
+        return float(work.cast_bytes * _block_matrices(work))
     shapes = [shape for name, shape in work.shapes if len(shape) == 2 and ".layers." in name]
-    return 2.0 * sum(map(math.prod, shapes))
+    return float(work.cast_bytes * sum(map(math.prod, shapes)))
 
 
 def _block_bytes(work: Workload) -> float:

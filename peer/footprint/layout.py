@@ -9,13 +9,15 @@ from typing import Final
 
 import msgspec
 
-from peer.config import ComputeType, InnerConfig, ModelConfig
+from peer.config import ComputeType, InnerConfig, MasterType, ModelConfig
 from peer.errors import ConfigError
 from peer.footprint.optimizer_state import BLOCK, SMALL
 from peer.footprint.parameters import parameter_shapes
 
 _FIELDS: Final = {"ddp": "replicate", "fsdp": "shard", "tp": "tensor"}
 _RANKS_MAX: Final = 64
+SPLIT_OPTIMIZERS: Final = ("adamw", "adamw8bit")
+"""Those that can move a part of a parameter's values by itself, and are made to do so."""
 _USE: Final = "use auto, ddp, fsdp, tp, or sizes such as fsdp:2,tp:2"
 
 
@@ -57,6 +59,8 @@ class Compute(msgspec.Struct, frozen=True):
     """Beside a GPU: how much of the machine's memory may be taken."""
     dtype: ComputeType | None = None
     """In place of the run's `[inner] dtype`, which changes no message."""
+    weights: MasterType = "fp32"
+    """How the device holds the weights, which changes no message either."""
 
     @property
     def all_devices(self) -> tuple[str, ...]:
@@ -171,3 +175,25 @@ class Layout:
 
 
 ONE_DEVICE: Final = Layout()
+
+
+def check_split(
+    layout: Layout, model: ModelConfig, optimizer: str, is_fp16: bool = False, is_stage: bool = False
+) -> None:
+    """Raise ConfigError where the weights of a model cannot be held split (`Compute.weights`)."""
+    if layout.size > 1:
+        raise ConfigError(f"--weights split is for one device, and there are {layout.size}: use --weights fp32")
+    if is_stage:
+        raise ConfigError("--weights split is for whole models, and this one is cut into stages: use --weights fp32")
+    if model.adapter is not None:
+        raise ConfigError("--weights split is for whole models, and this run trains an adapter: use --weights fp32")
+    if optimizer not in SPLIT_OPTIMIZERS:
+        raise ConfigError(
+            f"--weights split works with {' and '.join(SPLIT_OPTIMIZERS)}, and the run's optimizer is {optimizer}: use"
+            " --weights fp32"
+        )
+    if is_fp16:
+        raise ConfigError(
+            "--weights split holds bf16, and this device computes in fp16, which needs copies of it: use --weights"
+            " fp32, or --dtype bf16 or fp32"
+        )

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal
 
-from peer.config import InnerConfig, ModelConfig, StorageConfig
+from peer.config import InnerConfig, MasterType, ModelConfig, StorageConfig
 from peer.footprint.layout import Layout
 from peer.footprint.parameters import Shape, parameter_count, parameter_shapes
 
 FLOAT_BYTES: Final = 4
+SPLIT_BYTES: Final = 3
+"""Of a weight in bf16 and the correction of its rounding."""
 DeviceKind = Literal["cpu", "cuda", "mps"]
 Product = Literal["delta", "gradient"]
 Recompute = Literal["none", "selective", "full"]
@@ -71,6 +73,8 @@ class Workload:
     device: DeviceKind = "cpu"
     narrow: bool = False
     """Whether products are in 16 bits, bf16 or fp16."""
+    weights: MasterType = "fp32"
+    """How the device holds the weights."""
     state_on_disk: bool = False
     """Whether the states lie in files, which memory only caches (`peer.checkpoint.generation`)."""
     layout: Layout = field(default_factory=Layout)
@@ -89,6 +93,17 @@ class Workload:
     def vector_bytes(self) -> int:
         """One fp32 vector of all parameters."""
         return FLOAT_BYTES * self.parameters
+
+    @property
+    def is_split(self) -> bool:
+        return self.weights == "split"
+
+    @property
+    def cast_bytes(self) -> int:
+        """What a weight takes once more in the type of the products, where it is held in another: 0 if it is not."""
+        if self.is_split:
+            return 0 if self.narrow else FLOAT_BYTES
+        return 2 if self.narrow else 0
 
     @property
     def state_bytes(self) -> int:

@@ -3,8 +3,8 @@
 Shapes: B sequences, T tokens, C hidden_size, H query heads, K key/value heads, D head_size, V vocab_size.
 
 Every parameter is a view into one flat fp32 vector (`FlatLayout`), and every gradient a view into a second one, so the
-outer loop adds, clips, hashes and sends whole vectors. Built with a span of blocks, `Decoder` is one stage of the
-model: the first holds the embedding, the last the head.
+outer loop adds, clips, hashes and sends whole vectors. A trainer may hold the parameters in bf16 (`SplitVector`). Built
+with a span of blocks, `Decoder` is one stage of the model: the first holds the embedding, the last the head.
 """
 
 from __future__ import annotations
@@ -61,6 +61,9 @@ class Linear(nn.Linear):
     def reset_parameters(self) -> None:
         """Do nothing: the flat vector brings the values, and random numbers on meta cost a second of imports."""
 
+    def forward(self, x: Tensor) -> Tensor:
+        return _product(x, self.weight, self.bias)
+
 
 class FrozenLinear(Linear):
     """A linear layer of a base model."""
@@ -86,6 +89,13 @@ class AdaptedLinear(FrozenLinear):
         return out
 
 
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Multiply with weights that may be held in fewer bits than x; autocast casts by itself."""
+    if weight.dtype != x.dtype and not torch.is_autocast_enabled(x.device.type):
+        weight, bias = weight.to(x.dtype), None if bias is None else bias.to(x.dtype)
+    return F.linear(x, weight, bias)
+
+
 def linear(config: ModelConfig, name: AdapterTarget, columns: int, rows: int, bias: bool = False) -> Linear:
     """Return the layer of a block that is called `name`, with an adapter if the model has one there."""
     if config.adapter is None:
@@ -99,6 +109,15 @@ class Embedding(nn.Embedding):
     def reset_parameters(self) -> None:
         """Do nothing, as in Linear."""
 
+    def forward(self, ids: Tensor) -> Tensor:
+        """Return the rows of `ids`, in fp32 where the table has fewer bits. One that is trained is widened as a whole:
+        else its gradient would be the sum over equal ids in these few bits."""
+        if self.weight.dtype.itemsize >= torch.float32.itemsize:
+            return super().forward(ids)
+        if torch.is_grad_enabled() and self.weight.requires_grad:
+            return F.embedding(ids, self.weight.float())
+        return F.embedding(ids, self.weight).float()
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
@@ -107,7 +126,15 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        gain = self.weight.to(torch.promote_types(x.dtype, self.weight.dtype))  # of split weights it has fewer bits
+        return F.rms_norm(x, gain.shape, gain, self.eps)
+
+
+def _add_gradient(total: Tensor, parameter: Tensor) -> None:
+    """Move the gradient of a parameter to a sum."""
+    gradient, parameter.grad = parameter.grad, None
+    assert gradient is not None
+    total.add_(gradient)
 
 
 class Attention(nn.Module):
@@ -166,8 +193,8 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """The blocks `span` of the model (None: all), with parameters that are views into `flat`.
 
-    `flat` is fp32, 1-D, as long as `FlatLayout.of(config, span).numel`, on the device that computes. The first span
-    takes token ids (B, T) int64, any other the hidden state (B, T, C). The last span returns logits (B, T, V), any
+    `flat` is fp32 or bf16, (`FlatLayout.of(config, span).numel`,), on the device that computes. The first span takes
+    token ids (B, T) int64, any other the hidden state (B, T, C). The last span returns logits (B, T, V), any
     other the hidden state. Raises ValueError for a part of a model with a tied head, which needs the embedding
     (`peer.model.layout.untie` makes a separate head), and for a span that splits blocks with shared parameters.
 
@@ -244,10 +271,14 @@ class Decoder(nn.Module):
             parameter.data = views[name]
 
     def bind_gradients(self, flat_gradient: Tensor) -> None:
-        """Make every gradient a view into `flat_gradient`; clear it with `zero_()`, never by setting it to None."""
+        """Make every gradient a view into `flat_gradient`; clear it with `zero_()`, never by setting it to None.
+        Gradients of parameters in another type are added to it as they come, and freed: call this once for these."""
         views = self.layout.views(flat_gradient)
         for name, parameter in self.canonical_parameters():
-            parameter.grad = views[name]
+            if parameter.dtype == flat_gradient.dtype:
+                parameter.grad = views[name]
+            else:
+                parameter.register_post_accumulate_grad_hook(partial(_add_gradient, views[name]))
 
     def canonical_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """Return the parameters that are trained, with their canonical names."""
@@ -260,7 +291,7 @@ class Decoder(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the last span, of any other the hidden state (B, T, C)."""
         x = self.hidden(x)
-        return x if self.norm is None else frozen_product(x, self.head)
+        return x if self.norm is None else _product(x, self.head)
 
     def hidden(self, x: Tensor) -> Tensor:
         """Return the hidden state (B, T, C) after the last block of the span, of the last span normalized."""
@@ -269,7 +300,6 @@ class Decoder(nn.Module):
             raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len}): send fewer")
         if self.embed_tokens is not None:
             x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
-            x = x if self.config.adapter is None else x.float()  # a base may be in bf16
         cos, sin = self.cos[:length], self.sin[:length]
         for block in self.layers.values():
             for _ in range(self.config.shared_blocks):

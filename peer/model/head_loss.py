@@ -49,7 +49,8 @@ def head_losses(
     were computed in the backward pass.
     """
     kind = hidden.device.type
-    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
+    wide = torch.promote_types(hidden.dtype, head.dtype)  # split weights, and a frozen base, have fewer bits
+    dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else wide
     with torch.autocast(kind, enabled=False):
         way = _Way(dtype, torch.is_grad_enabled(), marked, weight if dtype == torch.float16 else 1.0)
         total, losses = _HeadLoss.apply(hidden, head, targets, way, part)  # type: ignore[no-untyped-call]
@@ -81,13 +82,14 @@ class _HeadLoss(torch.autograd.Function):
         counts = targets >= 0 if marked else None
         targets = targets.clamp(min=0) if marked else targets
         of_hidden = torch.empty_like(hidden) if with_gradients and ctx.needs_input_grad[0] else None
-        of_weight = torch.zeros_like(weight) if with_gradients and ctx.needs_input_grad[1] else None
-        narrow, losses = weight.to(dtype), torch.empty(len(hidden), dtype=hidden.dtype, device=hidden.device)
+        wide = torch.promote_types(weight.dtype, torch.float32)  # of all but the products
+        of_weight = torch.zeros_like(weight, dtype=wide) if with_gradients and ctx.needs_input_grad[1] else None
+        narrow, losses = weight.to(dtype), torch.empty(len(hidden), dtype=wide, device=hidden.device)
         rows = part_rows(len(weight))
         for start in range(0, len(hidden), rows):
             at = slice(start, start + rows)
             given = hidden[at].to(dtype)
-            logits = F.linear(given, narrow).to(hidden.dtype)
+            logits = F.linear(given, narrow).to(wide)
             if part is None:
                 logs, wanted, is_here = F.log_softmax(logits, dim=1), targets[at, None], None
                 losses[at] = -logs.gather(1, wanted)[:, 0]

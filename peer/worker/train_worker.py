@@ -86,7 +86,9 @@ class TrainWorker:
 
     def _alone(self, device: Device) -> tuple[ModelTrainer, InnerStateFile]:
         load = self._load
-        trainer = InnerTrainer(load.model, load.inner, device, load.step_size, _base(load, device))
+        trainer = InnerTrainer(
+            load.model, load.inner, device, load.step_size, _base(load, device), load.compute.weights
+        )
         saved = self._saved_state(tuple)
         saved.load(trainer.load)
         if device.torch.type == "cuda":

@@ -10,7 +10,7 @@ from typing import Final
 
 from optim.config import AllReduceConfig, CodecConfig, OuterConfig
 from optim.wire_sizes import exchange_of
-from peer.config import DataConfig, InnerConfig, ModelConfig, StorageConfig
+from peer.config import DataConfig, InnerConfig, MasterType, ModelConfig, StorageConfig
 from peer.errors import ConfigError
 from peer.footprint.host import footprint
 from peer.footprint.layout import Layout
@@ -126,7 +126,14 @@ class RunShape:
         m = manifest
         return cls(m.model, m.data, m.inner, m.outer, m.codec, m.pipeline, m.cuts, m.base)
 
-    def workload(self, stage: int, peers: int, device: DeviceKind = "cpu", narrow: bool = False) -> Workload:
+    def workload(
+        self,
+        stage: int,
+        peers: int,
+        device: DeviceKind = "cpu",
+        narrow: bool = False,
+        weights: MasterType = "fp32",
+    ) -> Workload:
         """Return the part of one peer in a stage whose group has that many `peers`."""
         blocks, staged = range(*self.cuts[stage]), len(self.cuts) > 1
         return Workload(
@@ -141,6 +148,7 @@ class RunShape:
             device=device,
             narrow=narrow,
             base=self.base,
+            weights=weights,
         )
 
     def placed(self, work: Workload, memory_bytes: float) -> Workload:

@@ -11,9 +11,10 @@ from msgspec.structs import replace as changed
 
 from optim.bundles import BUNDLES_MAX, Bundles
 from optim.wire_sizes import slices_of
+from peer.config import MasterType
 from peer.errors import ConfigError
 from peer.footprint.host import written_in_a_day
-from peer.footprint.layout import Layout
+from peer.footprint.layout import Layout, check_split
 from peer.footprint.pace import WAITING, Pace, steps_in
 from peer.footprint.step_size import SMALLEST, sized, step_that_fits
 from peer.footprint.work import training_work
@@ -43,6 +44,8 @@ class Machine:
     """Devices of one peer, all alike. `device_bytes` and, of GPUs, `flops` are those of one."""
     layout: str = "auto"
     """How they share the model, as `Layout.parse` reads it."""
+    weights: MasterType = "fp32"
+    """How a device holds the weights."""
 
 
 class StageNeed(msgspec.Struct, frozen=True):
@@ -181,8 +184,10 @@ def _bundles(work: Workload) -> int:
     return Bundles.at_most(BUNDLES_MAX, slices_of(work.parameters / work.exchange.fragments)).count
 
 
-def check_layout(shape: RunShape, layout: Layout) -> None:
-    """Raise ConfigError for a layout that the run's model does not allow."""
+def check_layout(shape: RunShape, layout: Layout, weights: MasterType = "fp32") -> None:
+    """Raise ConfigError for a layout, and a way to hold the weights, that the run's model does not allow."""
+    if weights == "split":
+        check_split(layout, shape.model, shape.inner.optimizer, shape.inner.dtype == "fp16", len(shape.cuts) > 1)
     if len(shape.cuts) > 1:
         layout.check_stage()
     layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
@@ -202,7 +207,7 @@ def _layout(shape: RunShape, machine: Machine, peers: int) -> Layout:
 
 def _work(shape: RunShape, machine: Machine, stage: int, peers: int, layout: Layout) -> Workload:
     """Return the part of one peer, with steps that the machine has room for where it may choose them."""
-    work = of_each(shape.workload(stage, peers, machine.device, machine.narrow), layout)
+    work = of_each(shape.workload(stage, peers, machine.device, machine.narrow, machine.weights), layout)
     least = work if work.is_stage else sized(work, SMALLEST)
     work = replace(work, state_on_disk=shape.placed(least, machine.host_bytes).state_on_disk)
     if work.is_stage:
@@ -282,7 +287,7 @@ def _room(shape: RunShape, machine: Machine, needs: list[StageNeed]) -> Iterator
 
 
 def _remedy(shape: RunShape, machine: Machine) -> str:
-    """Return the smallest change of the run that fits: 8-bit moments, then stages."""
+    """Return the smallest change that fits: 8-bit moments, split weights, both, then stages."""
     small = replace(shape, pipeline=changed(shape.pipeline, micro_batch=1, recompute=True))
     eight = replace(small, inner=changed(small.inner, optimizer="adamw8bit"))
     has_wide_moments = machine.device == "cuda" and shape.inner.optimizer == "adamw"
@@ -292,6 +297,11 @@ def _remedy(shape: RunShape, machine: Machine) -> str:
         nf4 = replace(small, base=changed(shape.base, quantization="nf4"))
         fits = shape.base.quantization != "nf4" and _all_fit(nf4, machine)
         return 'with [model] quantize = "nf4" it fits' if fits else ""
+    if _fits_split(small, machine):
+        return "a peer with --weights split has room for it"
+    if has_wide_moments and _fits_split(eight, machine):
+        return 'with [inner] optimizer = "adamw8bit" a peer with --weights split has room for it'
+    machine = replace(machine, weights="fp32")
     for stages in range(len(shape.cuts) + 1, _STAGES_TRIED + 1):
         try:
             model = changed(shape.model, tie_embeddings=False)
@@ -307,6 +317,21 @@ def _remedy(shape: RunShape, machine: Machine) -> str:
     return ""
 
 
+def _fits_split(shape: RunShape, machine: Machine) -> bool:
+    """Whether a GPU has room for the run with split weights, and not without."""
+    split = replace(machine, weights="split")
+    try:
+        check_layout(shape, Layout(replicate=machine.devices), "split")
+    except ConfigError:
+        return False
+    return (
+        machine.device == "cuda"
+        and machine.weights == "fp32"
+        and not _all_fit(shape, machine)
+        and _all_fit(shape, split)
+    )
+
+
 def _more_devices(shape: RunShape, machine: Machine) -> str:
     """Return how many of such GPUs in one machine, with a part of each parameter on each, are enough."""
     for count in (count for count in _DEVICES_TRIED if count > machine.devices and machine.device == "cuda"):
@@ -315,7 +340,7 @@ def _more_devices(shape: RunShape, machine: Machine) -> str:
             layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
         except ConfigError:
             return ""
-        if _all_fit(shape, replace(machine, devices=count, layout="fsdp")):
+        if _all_fit(shape, replace(machine, devices=count, layout="fsdp", weights="fp32")):
             return f"a peer with {count} such cards holds it with --layout fsdp (--cards {count})"
     return ""
 

@@ -142,7 +142,7 @@ def stages_in_files(config: JoinConfig, manifest: Manifest) -> list[int]:
 def written_a_round(config: JoinConfig, manifest: Manifest, stage: int) -> float:
     """Return about how many bytes a peer whose states of that stage lie in files writes in a round."""
     found, shape = accelerator_of(config, manifest), RunShape.of(manifest)
-    work = shape.workload(stage, USUAL_PEERS, found.kind, found.narrow)
+    work = shape.workload(stage, USUAL_PEERS, found.kind, found.narrow, found.weights)
     return written_in_a_day(replace(work, state_on_disk=True), rounds=1.0)
 
 
@@ -156,7 +156,8 @@ def footprints(
     """Return the bytes that each stage takes at least. `data_folder`: this machine's text, "" for none; `on_disk`:
     whether its states lie in files."""
     shape, cached = RunShape.of(manifest), _cached_bytes(manifest, data_folder)
-    works = [shape.workload(stage, USUAL_PEERS, device.kind, device.narrow) for stage in range(manifest.stages)]
+    of = (USUAL_PEERS, device.kind, device.narrow, device.weights)
+    works = [shape.workload(stage, *of) for stage in range(manifest.stages)]
     return [shape.footprint(replace(least_work(work, layout), state_on_disk=on_disk), cached) for work in works]
 
 

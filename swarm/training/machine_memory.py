@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import cast
 
+import torch
+
 from peer.compute.device import narrow_type, resolve_device
-from peer.config import InnerConfig
+from peer.config import InnerConfig, MasterType
 from peer.files import can_reserve
-from peer.footprint.layout import Layout
+from peer.footprint.layout import Layout, check_split
 from peer.footprint.step_size import SMALLEST, StepSize, sized, step_that_fits
 from peer.footprint.workload import DeviceKind, Footprint, Workload
 from peer.machine import free_memory_bytes
@@ -20,23 +22,25 @@ from swarm.run.peer_context import JoinConfig
 
 @dataclass(frozen=True)
 class Accelerator:
-    """The computing device: its kind, whether its products are in 16 bits, and a GPU's memory."""
+    """The computing device: its kind, whether its products are in 16 bits, a GPU's memory, and how it holds weights."""
 
     kind: DeviceKind
     narrow: bool
     memory_bytes: float = math.inf
+    weights: MasterType = "fp32"
 
     @classmethod
-    def of(cls, device: str, inner: InnerConfig) -> Accelerator:
+    def of(cls, device: str, inner: InnerConfig, weights: MasterType = "fp32") -> Accelerator:
         """Look at the device that `peer join --device` names. Raises ConfigError."""
         found = resolve_device(device)
         kind = cast("DeviceKind", found.torch.type)
-        return cls(kind, narrow_type(found, inner) is not None, found.memory_bytes or math.inf)
+        return cls(kind, narrow_type(found, inner) is not None, found.memory_bytes or math.inf, weights)
 
 
 def accelerator_of(config: JoinConfig, manifest: Manifest) -> Accelerator:
     """Return what a peer of these settings computes on. Raises ConfigError."""
-    return Accelerator.of(config.compute.device, config.compute.applied_to(manifest.inner))
+    compute = config.compute
+    return Accelerator.of(compute.device, compute.applied_to(manifest.inner), compute.weights)
 
 
 def host_limit(config: JoinConfig, kind: DeviceKind) -> float | None:
@@ -48,6 +52,7 @@ def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
     """Return how this peer's devices share the whole model, or its stage. "auto" looks at the stage that the user has
     named, else at all that the peer may take. Raises ConfigError for devices that are not there, and for a layout that
     does not suit them or the model."""
+    _check_weights(config, manifest)
     if len(config.compute.devices) < 2:
         return Layout()
     found = [Accelerator.of(device, config.compute.applied_to(manifest.inner)) for device in config.compute.devices]
@@ -67,6 +72,15 @@ def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
     return layout
 
 
+def _check_weights(config: JoinConfig, manifest: Manifest) -> None:
+    """Raise ConfigError where this peer cannot hold the weights as its user has said."""
+    compute = config.compute
+    if compute.weights == "split":
+        layout = Layout(replicate=max(1, len(compute.devices)))
+        is_fp16 = narrow_type(resolve_device(compute.device), compute.applied_to(manifest.inner)) is torch.float16
+        check_split(layout, manifest.model, manifest.inner.optimizer, is_fp16, manifest.stages > 1)
+
+
 def may_lie_on_disk(config: JoinConfig, manifest: Manifest) -> bool:
     """Return whether this peer's states may lie in files."""
     return config.state != "memory" and can_reserve() and manifest.outer.has_common_state
@@ -78,7 +92,7 @@ def state_lies_on_disk(config: JoinConfig, manifest: Manifest, stage: int) -> bo
     if config.state != "auto" or not may_lie_on_disk(config, manifest):
         return config.state == "disk"
     found, shape = accelerator_of(config, manifest), RunShape.of(manifest)
-    work = shape.workload(stage, USUAL_PEERS, found.kind, found.narrow)
+    work = shape.workload(stage, USUAL_PEERS, found.kind, found.narrow, found.weights)
     limit = host_limit(config, found.kind)
     memory = free_memory_bytes() if limit is None else limit
     return shape.placed(least_work(work, layout_of(config, manifest)), memory).state_on_disk
@@ -97,7 +111,7 @@ def step_size(config: JoinConfig, manifest: Manifest) -> StepSize:
     layout, whole = layout_of(config, manifest), StepSize(manifest.inner.batch_size)
     if found.kind != "cpu" and layout.size == 1:
         return whole
-    work = shape.workload(0, USUAL_PEERS, found.kind, found.narrow)
+    work = shape.workload(0, USUAL_PEERS, found.kind, found.narrow, found.weights)
     work = replace(work, layout=layout, state_on_disk=state_lies_on_disk(config, manifest, 0))
     room = _room(config, found.kind, found.memory_bytes, shape.footprint(sized(work, whole)))
     return step_that_fits(work, room) or SMALLEST

@@ -111,6 +111,38 @@ def test_a_billion_parameters_fit_in_micro_batches_with_much_memory(
     assert found["fits"] and (found["micro_batch"], found["recompute"]) == (micro_batch, recompute)
 
 
+def test_split_weights_let_a_billion_parameters_fit_a_card_of_12_gib(peer: Peer, tmp_path: Path) -> None:
+    """Of 12 GiB, 12.9 GB, and a machine with 16 GB; of 12 GB they leave 0.4 GB to be desired."""
+    run = billion(tmp_path, 8, "adamw8bit")
+    machine = ("--device-memory", "12.88GB", "--host-memory", "16GB")
+    whole, split = (planned(peer, run, *CARD, *machine, "--weights", kind) for kind in ("fp32", "split"))
+    assert not whole["fits"] and "a peer with --weights split has room for it" in whole["advice"]
+    assert split["fits"] and split["micro_batch"] == 1 and split["recompute"] == "full"
+    wide, narrow = (found["stages"][0]["device"] for found in (whole, split))
+    count = split["parameters"]
+    assert (wide["weights"], narrow["weights"]) == (4 * count, 3 * count)
+    assert "16-bit copies of weights" in wide and not any("copies" in name for name in narrow)
+    state = sum(narrow[name] for name in ("weights", "gradient", "inner optimizer"))
+    assert 9.0 < state / count < 9.1
+    assert 12e9 < split["stages"][0]["device_bytes"] < 12.5e9
+    large = planned(peer, run, *CARD, "--host-memory", "16GB", "--weights", "split")
+    assert (large["micro_batch"], large["recompute"]) == (2, "none")  # where fp32 weights recompute a part
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "words"),
+    [
+        ("lion", (), "works with adamw and adamw8bit, and the run's optimizer is lion: use --weights fp32"),
+        ("adamw", ("--cards", "2", "--layout", "ddp"), "is for one device, and there are 2: use --weights fp32"),
+    ],
+)
+def test_what_cannot_be_split_is_said(
+    peer: Peer, tmp_path: Path, optimizer: str, options: tuple[str, ...], words: str
+) -> None:
+    ended = peer("plan", billion(tmp_path, 8, optimizer), *CARD, "--weights", "split", *options)
+    assert words in said(ended, 2)
+
+
 @pytest.mark.parametrize(
     ("cards", "layout", "chosen", "fits", "micro_batch"),
     [

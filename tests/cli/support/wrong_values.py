@@ -254,4 +254,8 @@ WRONG_VALUES: Final = (
     ("status INVITE --home ''", 2, "write its value, or leave --home out"),
     ("join INVITE --dtype fp8", 2, "'fp8' is not one of 'auto', 'fp32', 'bf16', 'fp16'"),
     ("join INVITE --role feeder --dtype fp16", 2, "leave one of them out"),
+    ("join INVITE --weights bf16", 2, "'bf16' is not one of 'fp32', 'split'"),
+    ("join INVITE --role feeder --weights split", 2, "leave one of them out"),
+    ("join INVITE --devices cpu:2 --weights split", 2, "it is for one, leave it out"),
+    ("plan run.toml --serve --weights split", 2, "leave one of them out"),
 )

@@ -12,6 +12,7 @@ from optim.config import AllReduceConfig, CodecConfig, DilocoConfig, OuterConfig
 from optim.wire_sizes import exchange_of
 from peer.compute.build_optimizer import build_inner
 from peer.compute.device import resolve_device
+from peer.compute.held_weights import SplitMaster
 from peer.compute.optimizer import InnerSpec
 from peer.compute.train_loop import InnerTrainer
 from peer.config import InnerConfig, ModelConfig
@@ -63,6 +64,35 @@ def test_the_state_of_a_trainer_is_counted_to_the_byte() -> None:
     assert trainer._gradient_sum is not None
     summed = device_items(workload(outer=AllReduceConfig(batch=8)))["sum of gradients"]
     assert summed == bytes_of(trainer._gradient_sum)
+
+
+def test_the_state_of_a_trainer_with_split_weights_is_counted_to_the_byte() -> None:
+    trainer = InnerTrainer(MODEL, INNER, resolve_device("cpu"), weights="split")
+    assert isinstance(trainer.held, SplitMaster)
+    items, wide = device_items(replace(workload(), weights="split")), device_items(workload())
+    assert items["weights"] == bytes_of(trainer.local) + bytes_of(trainer.held.vector.correction)
+    assert items["gradient"] == wide["gradient"] == bytes_of(trainer.gradient)
+    assert items["inner optimizer"] == wide["inner optimizer"] == bytes_of(trainer.optimizer.state)
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("narrow", [None, torch.bfloat16])
+def test_what_torch_keeps_of_split_weights(narrow: torch.dtype | None, recompute: Recompute) -> None:
+    """No copies of weights for products in bf16; for those in fp32 one of each matrix."""
+    work = replace(workload(narrow=narrow is not None), recompute=recompute, weights="split")
+    decoder = Decoder(MODEL, init_flat(MODEL, 0).bfloat16())
+    decoder.recompute = recompute
+    tokens = torch.zeros(work.sequences, work.seq_len, dtype=torch.int64)
+    narrowed = autocast(torch.device("cpu"), narrow, keeps_casts=recompute == "none")
+    with HeldMemory(decoder.flat, decoder.cos, decoder.sin) as held, narrowed:
+        kept = decoder.hidden(tokens)
+    items = device_items(work)
+    casts = items.get("fp32 copies of weights", 0.0)
+    assert ("fp32 copies of weights" in items) == (narrow is None) and "16-bit copies of weights" not in items
+    kept_casts = casts if recompute == "none" else 0.0
+    ids = 8 * work.tokens  # given, not made
+    assert kept.requires_grad
+    assert held.size_bytes - kept_casts == pytest.approx(work.tokens * saved_bytes_a_token(work) - ids, rel=0.02)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "lion", "muon", "adamw8bit"])

@@ -18,10 +18,11 @@ import trio.testing
 
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
-from peer.config import InnerConfig
+from peer.config import InnerConfig, MasterType
 from peer.data.text_corpus import TextCorpus, load_corpus
 from peer.data.tokenizer import ByteTokenizer
 from peer.events import EventLog
+from peer.footprint.layout import Compute
 from peer.ipc.first_message import FirstMessage
 from peer.ipc.messages import ModelLoaded, Rejected, Stop
 from peer.ipc.train_messages import RunInner
@@ -74,10 +75,13 @@ class Twins:
 
 
 @asynccontextmanager
-async def _twins(directory: Path, text: Path, inner: InnerConfig = INNER) -> AsyncIterator[Twins]:
+async def _twins(
+    directory: Path, text: Path, inner: InnerConfig = INNER, weights: MasterType = "fp32"
+) -> AsyncIterator[Twins]:
     torch.set_num_threads(1)  # like the worker: more would add up in another order
-    async with open_test_worker_group(directory, text, inner=inner) as (worker_group, log):
-        mine = InnerTrainer(MODEL, inner, resolve_device("cpu"))
+    compute = Compute("cpu", threads=1, weights=weights)
+    async with open_test_worker_group(directory, text, inner=inner, compute=compute) as (worker_group, log):
+        mine = InnerTrainer(MODEL, inner, resolve_device("cpu"), weights=weights)
         yield Twins(worker_group, log, load_corpus(worker_group.config.data, ByteTokenizer(), str(text)), mine)
 
 
@@ -90,6 +94,25 @@ async def test_a_worker_equals_this_process(tmp_path: Path, text: Path, monkeypa
         await _gradients(twins)
         await _stops(twins.worker_group)
         await _new_worker(twins, monkeypatch)
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("forked")
+async def test_a_worker_with_split_weights_equals_this_process(tmp_path: Path, text: Path) -> None:
+    """Also one that takes another's place. No step leaves a delta of zero."""
+    async with _twins(tmp_path, text, weights="split") as twins:
+        worker_group, mine, wanted = twins.worker_group, twins.mine, torch.empty_like(twins.worker_group.delta)
+        for numbers, first_step in ((range(0), 0), (range(16), 0), (range(16, 24), 4)):
+            await worker_group.inner_steps([(numbers.start, numbers.stop)], first_step, HOUR_S)
+            mine.import_from(worker_group.outer)
+            twins.steps(numbers, first_step)
+            mine.write_delta(worker_group.outer, slice(None), wanted)
+            assert torch.equal(worker_group.delta, wanted) and bool(wanted.any()) == bool(numbers)
+            if first_step == 0 and numbers:
+                await twins.kill()
+        loss = await worker_group.evaluate(2)
+        with mine.holding(worker_group.outer):
+            assert loss == pytest.approx(mine.evaluate(twins.corpus.held_out_batches(4, 2), lambda: None))
 
 
 async def _local_stream(twins: Twins) -> None:

@@ -104,6 +104,24 @@ def test_a_run_that_needs_more_memory_than_there_is_is_refused_before_any_is_tak
     assert psutil.Process().memory_info().rss - before < 16 << 20
 
 
+def test_split_weights_count_for_less_and_are_refused_in_one_sentence(tmp_path: Path) -> None:
+    manifest = make_manifest(AUTHORITY)
+    split = joining(tmp_path, manifest, weights="split", dtype="bf16")
+    found, plain = accelerator_of(split, manifest), accelerator_of(computing(split, weights="fp32"), manifest)
+    (need,), (wide,) = memory_needs(manifest, found), memory_needs(manifest, plain)
+    assert found.weights == "split" and need < wide
+    assert layout_of(split, manifest) == Layout()
+    lion = msgspec.structs.replace(manifest, inner=msgspec.structs.replace(manifest.inner, optimizer="lion"))
+    for config, run, words in (
+        (split, run_of(3), "is for whole models, and this one is cut into stages"),
+        (split, lion, "the run's optimizer is lion"),
+        (computing(split, dtype="fp16"), manifest, "this device computes in fp16"),
+        (computing(split, devices=("cpu",) * 2, layout="fsdp"), manifest, "is for one device, and there are 2"),
+    ):
+        with pytest.raises(ConfigError, match=rf"--weights split .*{words}.*: use --weights fp32"):
+            check_join(config, run)
+
+
 def test_the_users_limit_counts_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = make_manifest(AUTHORITY)
     (need,) = memory_needs(manifest, CPU, on_disk=True)
