@@ -323,8 +323,8 @@ def _tuned(run: RunConfig, folder: Path) -> tuple[ModelConfig, StorageConfig]:
 
     assert run.pretrained is not None
     content = _config_of(folder)
-    quantization = chosen_quantization(saved_quantization(content), run.pretrained.quantize)
     model = msgspec.structs.replace(read_base_config(content), adapter=run.adapter)
+    quantization = chosen_quantization(saved_quantization(content), run.pretrained.quantize)
     return model, StorageConfig(dtype=saved_type(content), quantization=quantization)
 
 

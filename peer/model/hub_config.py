@@ -121,12 +121,13 @@ def saved_type(content: bytes) -> HiddenType:
 def read_hub_config(content: bytes) -> ModelConfig:
     """Return the ModelConfig of a config.json, for training. Raises ConfigError, also for a setting that this decoder
     would compute differently."""
+    model = read_base_config(content)
     if saved_quantization(content) is not None:
         raise ConfigError(
             "the checkpoint is quantized: train one in float32, bfloat16 or float16, or tune an adapter of it, with"
             " [model] base"
         )
-    return read_base_config(content)
+    return model
 
 
 def read_base_config(content: bytes) -> ModelConfig:

@@ -50,9 +50,10 @@ def hash_base(folder: Path, quantize: Quantization | None, home: Home, events: E
         raise CheckpointError(
             f"{folder / _CONFIG} cannot be read ({error.strerror}): name the folder of a checkpoint in [model] base"
         ) from error
+    model = read_base_config(content)
     quantization = chosen_quantization(saved_quantization(content), quantize)
     weight_files(folder)
-    files, model = ParameterFiles([folder]), read_base_config(content)
+    files = ParameterFiles([folder])
     check_names(folder, files, model)
     if model.tie_embeddings and files.has_head and not torch.equal(files.tensor(HEAD), files.tensor(EMBEDDING)):
         model = msgspec.structs.replace(model, tie_embeddings=False)
