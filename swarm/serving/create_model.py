@@ -110,11 +110,15 @@ def prepare_model(
 
 
 async def create_model(
-    home: Path, prepared: PreparedModel, identity: Identity, events: EventLog, adapters: Mapping[str, Path]
+    home: Path,
+    prepared: PreparedModel,
+    identity: Identity,
+    events: EventLog,
+    adapters: Mapping[str, Path] | None = None,
 ) -> CreatedModel:
     """Read and hash all values of a checkpoint, and of `adapters` of it by name, sign its manifest and keep it under
     `home`. Raises CheckpointError, ConfigError, ResourceError."""
-    served = await trio.to_thread.run_sync(found_adapters, Home(home), prepared.model, adapters)
+    served = await trio.to_thread.run_sync(found_adapters, Home(home), prepared.model, adapters or {})
     trees = await hash_parts(prepared.folder, prepared.files, prepared, home / "weights", events)
     model = prepared.model
     manifest = ServedModelManifest(

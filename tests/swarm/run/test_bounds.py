@@ -24,12 +24,12 @@ from optim.config import (
     StreamingConfig,
 )
 from peer.checkpoint.checkpoint_file import CheckpointManifest
-from peer.config import DataConfig, InnerConfig, ModelConfig, RopeScaling
+from peer.config import AdapterConfig, DataConfig, InnerConfig, ModelConfig, RopeScaling
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, sign_body
 from peer.model.text_rules import Generation, TextRules
 from swarm.run.features import message_features
-from swarm.run.manifest import FrozenBase, Manifest, ServedModelManifest, open_any_manifest
+from swarm.run.manifest import FrozenBase, Manifest, ServedAdapter, ServedModelManifest, open_any_manifest
 from swarm.run.sections import PipelineConfig, RunRules
 from tests.swarm.run.test_manifest import make_manifest
 from tests.swarm.run.test_served_model import served_model
@@ -68,6 +68,8 @@ SECTIONS: list[msgspec.Struct] = [
     PipelineConfig(),
     TextRules(),
     Generation(),
+    ServedAdapter(name="a", adapter=AdapterConfig(), root=bytes(32)),
+    AdapterConfig(),
     FrozenBase(cuts=((0, 2),), checkpoint=(bytes(32),)),
     *METHODS,
 ]
