@@ -12,7 +12,7 @@ import torch
 import trio
 
 from peer.catalogue.groups import BaseMissing
-from peer.config import ModelConfig, Quantization
+from peer.config import ModelConfig
 from peer.errors import CheckpointError
 from peer.events import EventLog
 from peer.files import read_bounded, write_atomically
@@ -26,6 +26,7 @@ from swarm.parts.checkpoint import check_names, own_dtype
 from swarm.parts.hashing import hash_parts
 from swarm.parts.held_parts import HeldParts
 from swarm.parts.weights import BaseWeights, EvenWeights
+from swarm.run.config import Pretrained
 from swarm.run.home import Home
 from swarm.run.manifest import FrozenBase, Manifest
 
@@ -41,9 +42,9 @@ class HashedBase:
     frozen: FrozenBase
 
 
-def hash_base(folder: Path, quantize: Quantization | None, home: Home, events: EventLog) -> HashedBase:
-    """Hash the checkpoint in `folder` part by part, quantized where that is wanted, and note where it is. For a thread
-    of trio's. Raises ConfigError, CheckpointError, ResourceError."""
+def hash_base(folder: Path, wanted: Pretrained, home: Home, events: EventLog) -> HashedBase:
+    """Hash the checkpoint in `folder` part by part, quantized where that is `wanted`, and note where it is. For a
+    thread of trio's. Raises ConfigError, CheckpointError, ResourceError."""
     try:
         content = read_bounded(folder / _CONFIG, CONFIG_BYTES_MAX)
     except OSError as error:
@@ -51,7 +52,8 @@ def hash_base(folder: Path, quantize: Quantization | None, home: Home, events: E
             f"{folder / _CONFIG} cannot be read ({error.strerror}): name the folder of a checkpoint in [model] base"
         ) from error
     model = read_base_config(content)
-    quantization = chosen_quantization(saved_quantization(content), quantize)
+    wanted.check(model)
+    quantization = chosen_quantization(saved_quantization(content), wanted.quantize)
     weight_files(folder)
     files = ParameterFiles([folder])
     check_names(folder, files, model)

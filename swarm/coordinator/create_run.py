@@ -142,9 +142,7 @@ def _base(path: Path, run: RunConfig, events: EventLog) -> HashedBase | None:
     """Return the base of the adapter that is to be trained; None where the whole model is."""
     if run.adapter is None or run.pretrained is None:
         return None
-    base = hash_base(located(run.pretrained.init), run.pretrained.quantize, Home(path), events)
-    run.pretrained.check(base.model)
-    return base
+    return hash_base(located(run.pretrained.init), run.pretrained, Home(path), events)
 
 
 def _model(run: RunConfig, base: HashedBase | None) -> tuple[ModelConfig, Tensor, WeightType]:

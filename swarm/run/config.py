@@ -166,6 +166,8 @@ def _take_pretrained(raw: dict[str, Any], name: str, text: str) -> None:
         raise _fault(name, text, ("model", "init"), "init and base exclude each other: base alone tunes an adapter")
     if path := _unknown_field(model, get_type_hints(ModelConfig) | own, ("model",)):
         raise _fault(name, text, path, _why_unknown(path[:-1], path[-1], "diloco"))
+    if not isinstance(model[key], str):
+        raise _fault(name, text, ("model", key), f"{key} is {model[key]!r}: name the folder of a checkpoint, or its id")
     raw["pretrained"] = {"init": model.pop(key), "quantize": model.pop("quantize", None), "said": model}
     if key == "base":
         adapter = raw.setdefault("adapter", {})

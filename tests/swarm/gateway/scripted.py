@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from copy import copy
 from types import SimpleNamespace
 from typing import Any
 
 import trio
 
+from peer.errors import ConfigError
 from peer.events import Event, EventLog
 from peer.ipc.sampling_options import Sampling
 from peer.model.text_rules import TextRules
@@ -67,6 +69,23 @@ class ScriptedModel:
         self.servers = self
         self.sessions: list[ScriptedSession] = []
         self.script = script
+        self.adapters: tuple[str, ...] = ()
+        self.adapter: str | None = None
+
+    @property
+    def name(self) -> str:
+        return self.adapter or self.manifest.name
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.manifest.name, *self.adapters)
+
+    def named(self, name: str) -> ScriptedModel:
+        if name not in (*self.names, self.manifest.run_id):
+            raise ConfigError(f"the model {name!r} is not served here: ask for {self.manifest.name!r}")
+        found = copy(self)
+        found.adapter = name if name in self.adapters else None
+        return found
 
     def session(self, sampling: Sampling) -> ScriptedSession:
         self.sessions.append(ScriptedSession(self.script, sampling))

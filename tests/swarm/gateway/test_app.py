@@ -382,3 +382,16 @@ async def test_a_bug_of_ours_ends_the_server() -> None:
         async with open_site(ScriptedModel(), app=lambda gateway: Starlette(routes=[Route("/", fail)])) as site:
             await site.ask("GET", "/")
             await trio.sleep_forever()
+
+
+async def test_adapters_are_models_of_their_own() -> None:
+    model = ScriptedModel(b"abc")
+    model.adapters = ("poems",)
+    async with open_site(model) as site:
+        listed = json.loads((await site.ask("GET", "/v1/models"))[2])
+        assert [(one["id"], one.get("parent")) for one in listed["data"]] == [("scripted", None), ("poems", "scripted")]
+        assert json.loads((await site.ask("GET", "/v1/models/poems"))[2])["parent"] == "scripted"
+        _, _, said = await site.post(TEXT, {**ONCE, "model": "poems"})
+        assert said["model"] == "poems"
+        status, _, refused = await site.post(TEXT, {**ONCE, "model": "prose"})
+        assert (status, refused["error"]["code"]) == (404, "model_not_found")

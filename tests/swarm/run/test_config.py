@@ -305,3 +305,46 @@ def test_eager_updates_warn_where_they_diverge() -> None:
     eager = EagerConfig(steps=10, momentum=0.9)
     assert eager.caution(4) == "" and "use streaming" in eager.caution(8)
     assert EagerConfig(steps=10).caution(64) == ""
+
+
+TUNED = re.sub(r"\[model\].*?\n\n", '[model]\nbase = "folder"\n\n[adapter]\nrank = 4\n\n', GOOD, flags=re.DOTALL)
+
+
+def test_a_base_with_an_adapter_is_read() -> None:
+    config = parse_run_config(TUNED)
+    assert config.model is None and config.pretrained is not None
+    assert (config.pretrained.init, config.pretrained.quantize) == ("folder", None)
+    assert config.adapter is not None and (config.adapter.rank, len(config.adapter.targets)) == (4, 7)
+    few = parse_run_config(TUNED.replace("rank = 4", 'targets = ["v_proj", "q_proj"]')).adapter
+    assert few is not None and few.targets == ("q_proj", "v_proj")
+    narrow = parse_run_config(TUNED.replace('"folder"', '"folder"\nquantize = "nf4"'))
+    assert narrow.pretrained is not None and narrow.pretrained.quantize == "nf4"
+    assert parse_run_config(TUNED.replace("[adapter]\nrank = 4\n", "")).adapter is not None
+    assert parse_run_config(GOOD).adapter is None
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("rank = 4", "rank = 0", "line 9: [adapter] rank: rank is 0: set it between 1 and 4096"),
+        ("rank = 4", "alpha = nan", "line 9: [adapter] alpha: nan is no usable number"),
+        ("rank = 4", "targets = []", "[adapter] targets: targets is empty: name some of q_proj, "),
+        ("rank = 4", 'targets = ["lm_head"]', "[adapter] targets: targets is 'lm_head': choose one of q_proj, "),
+        ("rank = 4", 'targets = ["q_proj", "q_proj"]', "[adapter] targets: targets are not in order, or not once each"),
+        ("rank = 4", "rnk = 4", "[adapter] rnk: unknown field: write rank"),
+        ('base = "folder"', "base = 3", "line 6: [model] base: base is 3: name the folder of a checkpoint, or its id"),
+        ('base = "folder"', 'base = "f"\ninit = "f"', "init and base exclude each other"),
+        ('base = "folder"', 'base = "f"\nquantize = "int4"', "quantize is 'int4': choose one of int8, nf4"),
+        (
+            'base = "folder"',
+            'init = "folder"',
+            "[adapter]: an adapter is beside a checkpoint: write [model] base",
+        ),
+        ("\nsteps = 10", '\nmethod = "gossip"', "method is 'gossip': an adapter needs a common state; choose diloco"),
+        ("[data]", "[pipeline]\nstages = 2\n[data]", "stages is 2: an adapter is trained beside a whole model"),
+    ],
+)
+def test_an_adapter_that_cannot_be_is_refused_with_its_line(old: str, new: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_run_config(TUNED.replace(old, new))
+    assert words in str(refused.value)
