@@ -65,6 +65,13 @@ def _state_progress(view: ViewState, peer: LivePeer, at: float, event: rounds.St
     return False
 
 
+def _loading_progress(view: ViewState, peer: LivePeer, at: float, event: serving.LoadingProgress) -> bool:
+    what = {"fetch": "fetching base", "check": "checking base"}.get(event.phase)
+    if what is not None and event.size_bytes:
+        peer.claim(phase=f"{what}, {event.done_bytes / event.size_bytes:.0%}")
+    return False
+
+
 def _round_committed(view: ViewState, peer: LivePeer, at: float, event: rounds.RoundCommitted) -> bool:
     _position(peer, event)
     newest = event.round > max((r for seen in view.commits.values() for r in seen), default=0)
@@ -312,6 +319,7 @@ PEER_EVENTS: Final[dict[type[Happening], Handler]] = {
     groups.MemberJoined: _member_joined,
     groups.MemberLeft: _member_left,
     serving.CommitServed: _once("serves"),
+    serving.LoadingProgress: _loading_progress,
     stages.ReplicaOpened: _replica_opened,
     stages.StageLoad: _stage_load,
     stages.PipelineProgress: _pipeline_progress,

@@ -199,6 +199,16 @@ class RosterFull(Happening, frozen=True):
         )
 
 
+class BaseFetching(Happening, frozen=True):
+    """A peer begins to fetch parts of the base that an adapter is trained beside."""
+
+    parts: int
+    size_bytes: int
+
+    def sentence(self, teller: str, who: Who) -> str:
+        return f"{teller} fetches {several(self.parts, 'part')} of the base, {size_text(self.size_bytes)}"
+
+
 class BaseMissing(Happening, frozen=True):
     """The coordinator lacks parts of the base that members train an adapter beside."""
 

@@ -11,6 +11,7 @@ from typing import Final
 
 import trio
 
+from peer.catalogue.groups import BaseFetching
 from peer.errors import BarnraiseError, CheckpointError, ConfigError
 from peer.events import EventLog
 from peer.net.host import Host
@@ -64,13 +65,14 @@ async def bring_base(
     numbers: Sequence[int] | None = None,
 ) -> HeldParts:
     """As `local_base`; what is not here is fetched into `kept` from `donors`. A trainer and a server of one home take
-    turns. Raises NetworkError, too."""
+    turns. Event: base_fetching. Raises NetworkError, too."""
     async with _alone(kept):
         held = await local_base(manifest, kept, own, host.events, store, numbers)
         weights = BaseWeights.of(manifest)
         assert weights is not None
         missing = held.missing(range(len(weights.cuts)) if numbers is None else numbers)
         if missing:
+            host.events.emit(BaseFetching(parts=len(missing), size_bytes=held.size_bytes(missing)))
             await held.fetch(host, missing, lambda: (peer for peer in donors() if peer != host.peer_id))
     return held
 

@@ -64,20 +64,20 @@ class HeldParts:
             for number in numbers:
                 await self._take(files, number, tree=trees[number])
             return
-        with loading(self._events.emit, "check", self._size_bytes(numbers)) as checked:
+        with loading(self._events.emit, "check", self.size_bytes(numbers)) as checked:
             for number in numbers:
                 await self._take(files, number, checked.add)
 
     async def fetch(self, host: Host, numbers: Sequence[int], donors: Callable[[], Iterable[str]]) -> None:
         """Fetch parts from peers that have them. Raises NetworkError, ResourceError, CheckpointError."""
         events = self._events
-        with loading(events.emit, "fetch", self._size_bytes(numbers)) as fetched:
+        with loading(events.emit, "fetch", self.size_bytes(numbers)) as fetched:
             for place, number in enumerate(numbers):
-                before = self._size_bytes(numbers[:place])
+                before = self.size_bytes(numbers[:place])
                 log = arriving(events, lambda done, before=before: fetched.reach(before + done))  # type: ignore[misc]
                 await fetch_part(host, donors, self._weights, number, self._kept, log)
                 await self._take(await trio.to_thread.run_sync(ParameterFiles, self.folders), number)
-                fetched.reach(self._size_bytes(numbers[: place + 1]))
+                fetched.reach(self.size_bytes(numbers[: place + 1]))
 
     async def _take(
         self,
@@ -94,7 +94,8 @@ class HeldParts:
     def _path(self, number: int) -> Path:
         return part_path(self._kept, number)
 
-    def _size_bytes(self, numbers: Sequence[int]) -> int:
+    def size_bytes(self, numbers: Sequence[int]) -> int:
+        """Return the size of these parts."""
         spans = part_spans(self._weights)
         return sum(part_bytes(self._weights, spans[number]) for number in numbers)
 
