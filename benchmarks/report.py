@@ -308,6 +308,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Any], str]]] = {
     "merging": ("Merge rules", merging),
     "training/loss_checks": ("Check by loss", plain),
     "training/fp16": ("Peers that compute in fp16", plain),
+    "training/tuning": ("An adapter tuned by three peers", plain),
     "training/split_weights": ("Peers that hold split weights", plain),
     "convergence": ("Convergence: loss against bytes", convergence_report.section),
     "serving/quantized": ("Served models in 8 and 4 bits", plain),
