@@ -47,7 +47,9 @@ def main() -> int:
     exact: list[Figures] = []
     tasks = [Task(seed) for seed in range(options.first_seed, options.first_seed + options.seeds)]
     for name, (dtype, weights, optimizer) in RUNS.items():
-        found = [train(task, (dtype,) * 2, None, options.rounds, weights, optimizer) for task in tasks]
+        found = [
+            train(task, (dtype,) * 2, None, options.rounds, weights=weights, optimizer=optimizer) for task in tasks
+        ]
         exact = exact or found
         rows.append(row_of(name, found, exact))
         print(rows[-1], flush=True)

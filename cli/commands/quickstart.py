@@ -24,6 +24,7 @@ from cli.demo.monitoring import Monitor
 from cli.demo.report import Report, write_report
 from cli.demo.scenario import play_pipeline, play_whole
 from cli.demo.served_sample import ServedSample, serve_sample
+from cli.demo.tuning import announce, tune
 from cli.demo.verdict import judge, train_losses
 from cli.options import count_option
 from cli.packages import check_web_packages
@@ -44,7 +45,17 @@ PIPELINE_STEPS: Final = 30
 ROUNDS_MIN: Final = 6  # the added peer must have rounds left to take part in
 PIPELINE_ROUNDS_MIN: Final = 8
 MARK: Final = ".barnraise-quickstart"
-LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer-*", "server-*", "model", "monitor*")
+LEFTOVERS: Final = (
+    "run.toml",
+    "report.json",
+    "loss.png",
+    "coordinator*",
+    "peer-*",
+    "server-*",
+    "model",
+    "monitor*",
+    "tuned*",
+)
 
 
 @click.command()
@@ -64,7 +75,8 @@ LEFTOVERS: Final = ("run.toml", "report.json", "loss.png", "coordinator*", "peer
 @click.option(
     "--monitor", "watches", is_flag=True, help="Show the run on a web page, which stays in --home when it is over."
 )
-def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool, watches: bool) -> None:
+@click.option("--tune", "tunes", is_flag=True, help="At the end, tune the model to a style with an adapter.")
+def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool, watches: bool, tunes: bool) -> None:
     """Train a small language model on the text of Python's standard library with several peers on this machine.
 
     During the run one peer joins and one is killed (SIGKILL). Exit code 0 means that every invariant held: all peers
@@ -74,8 +86,11 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool, w
     then: the replicas of a stage ended every round with the same weights, no stage counted a micro-batch twice or lost
     one, and the training loss fell.
 
-    In the end block servers serve the trained model, and it answers a message through the network.
+    In the end block servers serve the trained model, and it answers a message through the network. With --tune three
+    peers then train an adapter beside it, on a small set of conversations.
     """
+    if tunes and stages > 1:
+        raise ConfigError("--tune is for a whole model: leave out --stages")
     if stages > 1 and peers < stages + SPARE:
         raise ConfigError(f"{stages} stages need {stages + SPARE} peers here, as some will fail: raise --peers")
     least = ROUNDS_MIN if stages == 1 else PIPELINE_ROUNDS_MIN
@@ -87,6 +102,8 @@ def quickstart(peers: int, stages: int, rounds: int, home: Path, serves: bool, w
     with stopping_by_signal(), Home(home).locked():
         _prepare(home, rounds, stages)
         _play(peers, stages, rounds, home, serves, Monitor(home) if watches else None)
+        if tunes:
+            _tune(home)
 
 
 def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool, monitor: Monitor | None) -> None:
@@ -113,6 +130,17 @@ def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool, monito
         say("", monitor.last_words, uncut=True)
     if report.broken_invariants:
         raise RoundError(f"an invariant did not hold ({'; '.join(report.broken_invariants)}): read the logs in {home}")
+
+
+def _tune(home: Path) -> None:
+    """Tune the model that the run has left, and say what came of it. Raises RoundError if it is no better."""
+    announce()
+    tuned = tune(home)
+    (home / "tuned.json").write_bytes(msgspec.json.format(msgspec.json.encode(tuned), indent=2))
+    say("", *tuned.text.split("\n"), "", uncut=True)
+    say(f"The adapter: {_this_command()} export {Home(home / 'tuned' / 'peer-1').option} --out adapter", uncut=True)
+    if not tuned.is_better:
+        raise RoundError(f"the tuned model has not learned the style: read the logs in {home / 'tuned'}")
 
 
 def _claim(home: Path) -> None:

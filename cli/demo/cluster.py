@@ -35,13 +35,16 @@ class LocalCluster:
         progress: Progress,
         redraw: Callable[[], None],
         monitor: Monitor | None = None,
+        data: Path | None = None,
     ) -> None:
+        """`data`: the folder of the data set that the run trains on, if it does."""
         self.rounds: Final = rounds
         self.progress: Final = progress
         self._home = home
         self._invite = Home(home / COORDINATOR).invite
         self._group = group
         self._redraw, self._monitor = redraw, monitor
+        self._data = () if data is None else ("--data", str(data))
         self.marks: Final[dict[int, str]] = {}
         """Faults and additions by the round that was committed last."""
         self._last_commit_at = time.monotonic()
@@ -61,7 +64,7 @@ class LocalCluster:
             self.progress.pin(f"monitor: {self._monitor.address()}")
 
     def _coordinate(self) -> list[str]:
-        return ["coordinate", str(self._home / "run.toml"), *LOOPBACK]
+        return ["coordinate", str(self._home / "run.toml"), *self._data, *LOOPBACK]
 
     def join(self, number: int) -> ChildPeer:
         """Start the peer with that number."""

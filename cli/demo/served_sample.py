@@ -49,7 +49,7 @@ class ServedSample:
 def serve_sample(home: Path, homes: Sequence[Path], *, kills: bool) -> ServedSample:
     """Export the model from `homes`, serve it, and ask it. Raises RoundError if some of it fails."""
     model = home / "model"
-    _run(["export", *(word for path in homes for word in ("--home", str(path))), "--out", str(model), "--force"])
+    run_peer(["export", *(word for path in homes for word in ("--home", str(path))), "--out", str(model), "--force"])
     layers = int(msgspec.json.decode((model / "config.json").read_bytes())["num_hidden_layers"])
     with children() as group:
         servers = _start(group, home, model, layers, kills)
@@ -140,7 +140,9 @@ def _fact(line: str) -> dict[str, Any]:
         return {}
 
 
-def _run(arguments: Sequence[str]) -> None:
+def run_peer(arguments: Sequence[str]) -> str:
+    """Run a command as a user would, and return what it prints. Raises RoundError if it fails."""
     done = subprocess.run([sys.executable, "-m", "cli.main", *arguments], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RoundError(f"peer {arguments[0]} ended with exit code {done.returncode}: {done.stderr[-500:]}")
+    return done.stdout
