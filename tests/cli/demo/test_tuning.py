@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -31,6 +32,4 @@ def test_it_is_better_only_with_a_lower_loss_and_an_answer_in_the_style() -> Non
     good = TunedSample((4.0, 0.2), "x = 1", f"{STYLE} THE OAR IS ASHORE.")
     assert good.is_better and "4.000 -> 0.200" in good.text
     for changes in ({"losses": (4.0, 4.1)}, {"after": "x = 1"}, {"before": good.after}):
-        assert not TunedSample(
-            **{"losses": good.losses, "before": good.before, "after": good.after, **changes}
-        ).is_better
+        assert not replace(good, **changes).is_better  # type: ignore[arg-type]
