@@ -32,4 +32,4 @@ def test_it_is_better_only_with_a_lower_loss_and_an_answer_in_the_style() -> Non
     good = TunedSample((4.0, 0.2), "x = 1", f"{STYLE} THE OAR IS ASHORE.")
     assert good.is_better and "4.000 -> 0.200" in good.text
     for changes in ({"losses": (4.0, 4.1)}, {"after": "x = 1"}, {"before": good.after}):
-        assert not replace(good, **changes).is_better  # type: ignore[arg-type]
+        assert not replace(good, **changes).is_better
