@@ -12,13 +12,26 @@ import torch
 
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
-from peer.config import TARGETS, AdapterConfig, AdapterTarget, InnerConfig, ModelConfig
+from peer.config import (
+    TARGETS,
+    AdapterConfig,
+    AdapterTarget,
+    InnerConfig,
+    ModelConfig,
+    Quantization,
+    StorageConfig,
+)
 from peer.errors import CheckpointError
 from peer.footprint.parameters import parameter_shapes
 from peer.model.adapter_files import CONFIG, WEIGHTS, export_adapter, load_adapter, merged
 from peer.model.decoder import Decoder
+from peer.model.frozen_weights import FrozenWeights, load_frozen
 from peer.model.huggingface import load_pretrained
 from peer.model.layout import FlatLayout, init_flat
+from peer.model.parameter_files import ParameterFiles
+from swarm.parts.part_files import quantize_part
+from swarm.parts.weights import EvenWeights
+from tests.peer.inference.quantized_reference import quantized_copy
 
 STEPS = 50
 ATTENTION: tuple[AdapterTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
@@ -55,7 +68,7 @@ def batches(count: int) -> list[torch.Tensor]:
     return found
 
 
-def trained(model: ModelConfig, base: dict[str, torch.Tensor], flat: torch.Tensor) -> tuple[list[float], torch.Tensor]:
+def trained(model: ModelConfig, base: FrozenWeights, flat: torch.Tensor) -> tuple[list[float], torch.Tensor]:
     """Return the losses of the steps, and the adapter after them."""
     trainer = InnerTrainer(model, INNER, resolve_device("cpu"), base=base)
     trainer.local.copy_(flat)
@@ -115,6 +128,29 @@ def test_a_base_in_bf16_is_trained_upon(tmp_path: Path) -> None:
     wide, _ = trained(ours, base, flat)
     assert losses == pytest.approx(wide, abs=0.05) and losses[-1] < losses[0] - 0.3
     assert all(torch.equal(narrow[name], value) for name, value in kept.items())
+
+
+@pytest.mark.parametrize(("quantization", "limit"), [("nf4", 1e-4), ("int8", 0.02)])
+@pytest.mark.filterwarnings("ignore:MatMul8bitLt:UserWarning")
+def test_losses_beside_a_quantized_base_are_those_of_peft_with_bitsandbytes(
+    tmp_path: Path, quantization: Quantization, limit: float
+) -> None:
+    """In int8 an input may be rounded up here and down there. Both learn about as much as beside the plain base."""
+    model = base_model(tmp_path)
+    config, plain = load_pretrained(tmp_path)
+    ours, parts = adapted(config, ATTENTION), tmp_path / "parts"
+    parts.mkdir()
+    weights, form = EvenWeights(config, "fp32", quantization), StorageConfig(dtype="fp32", quantization=quantization)
+    for number in range(len(weights.cuts)):
+        quantize_part(ParameterFiles([tmp_path]), weights, number, parts)
+    base = load_frozen(ParameterFiles([parts]), ours, form, torch.device("cpu"))
+    flat = init_flat(ours, seed=7)
+    losses, _ = trained(ours, base, flat)
+    assert ours.adapter is not None
+    theirs = trained_by_peft(quantized_copy(model, quantization), ours.adapter, flat, FlatLayout.of(ours))
+    assert losses == pytest.approx(theirs, abs=limit)
+    wide, _ = trained(ours, plain, flat)
+    assert losses == pytest.approx(wide, abs=0.15) and losses[-1] < losses[0] - 0.1
 
 
 def test_a_new_adapter_changes_nothing_and_has_equal_bits_everywhere() -> None:
