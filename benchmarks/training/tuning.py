@@ -186,11 +186,13 @@ def main() -> None:
             place.mkdir()
             bases.append(Base(Task(seed), place))
         one: list[float] = []
-        rows.append(row("the base, untuned", 0, [untuned(base) for base in bases], one))
+        before = [untuned(base) for base in bases]
         for way in WAYS:
             found = [tune(base, way, options.steps) for base in bases]
             losses[way.name] = found
             one = one if way.steps else found
+            if way is ONE:
+                rows.append(row("the base, untuned", 0, before, one))
             sent = FlatLayout.of(MODEL if way.form is None else TUNED).numel if way.steps else 0
             rows.append(row(way.name, sent, found, one))
             print(rows[-1], flush=True)
