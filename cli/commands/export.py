@@ -165,8 +165,9 @@ class Target:
         """
         from peer.data.tokenizer import ByteTokenizer, read_tokenizer
         from peer.footprint.parameters import base_of
-        from peer.model.adapter_files import export_adapter, merged, remove_adapter
+        from peer.model.adapter_files import WEIGHTS, export_adapter, merged, remove_adapter
         from peer.model.huggingface import WEIGHT_TYPES, export_pretrained, export_weights, remove_weights
+        from peer.model.text_rules import write_text_rules
         from swarm.client.model_card import CARD, model_card
         from swarm.run.sections import BYTES_TOKENIZER
 
@@ -176,13 +177,15 @@ class Target:
         if manifest.base is None:
             export_pretrained(self.out, model, theta, own, text, dtype)
         elif base is None:
-            remove_weights(self.out)
-            export_adapter(self.out, model, theta, manifest.base_model or str(self.base or ""))
-            own.save(self.out)
+            export_adapter(self.out, model, theta, manifest.base_model)
         else:
             remove_adapter(self.out)
             export_weights(self.out, base_of(model), merged(model, theta, base, WEIGHT_TYPES[dtype]), own, text, dtype)
         try:
+            if manifest.base is not None and base is None:
+                remove_weights(self.out, but=WEIGHTS)
+                own.save(self.out)
+                write_text_rules(self.out, text)
             (self.out / _MARK).write_text(manifest.run_id)
             card = self.out / CARD
             if not card.exists() or _is_written(card):

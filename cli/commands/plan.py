@@ -253,7 +253,7 @@ def _read(source: str, data: Path | None = None) -> tuple[RunShape, RunRules, in
 
 
 def _place(source: str) -> str:
-    """Return the home that a name stands for; what is no such name stays."""
+    """Return the path of the home with that name; return any other text unchanged."""
     named = [] if os.path.exists(source) else homes_called(source)
     return str(named[0].path) if named else source
 

@@ -133,7 +133,7 @@ def _play(peers: int, stages: int, rounds: int, home: Path, serves: bool, monito
 
 
 def _tune(home: Path) -> None:
-    """Tune the model that the run has left, and say what came of it. Raises RoundError if it is no better."""
+    """Tune the run's model and print the result. Raises RoundError if it is no better."""
     announce()
     tuned = tune(home)
     (home / "tuned.json").write_bytes(msgspec.json.format(msgspec.json.encode(tuned), indent=2))

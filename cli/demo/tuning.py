@@ -7,6 +7,7 @@ adapter beside the exported model. One peer joins and one is killed, as in the f
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -17,6 +18,7 @@ from cli.demo.child_processes import children
 from cli.demo.cluster import LocalCluster
 from cli.demo.scenario import play_whole
 from cli.demo.served_sample import run_peer
+from cli.demo.verdict import judge
 from cli.progress.progress import Progress
 from cli.templates import tuning_template, with_settings
 from cli.terminal.lines import say
@@ -76,7 +78,7 @@ class TunedSample:
 
 def tune(home: Path) -> TunedSample:
     """Tune the model that a quickstart has left in `home`, in its folder `tuned`. Raises RoundError if a part fails."""
-    folder, base = home / "tuned", home / "model"
+    folder, base, began = home / "tuned", home / "model", time.time()
     folder.mkdir(exist_ok=True)
     chats, template, data = folder / "chats.jsonl", folder / "chat.jinja", folder / "data"
     template.write_text(_TEMPLATE)
@@ -87,13 +89,14 @@ def tune(home: Path) -> TunedSample:
     progress = Progress(f"tuning: {PEERS} peers, {ROUNDS} rounds, in {folder}", keeps_all=True)
     progress.homes["coordinator"] = folder / "coordinator"
     with children() as group, shown(progress) as redraw:
-        play_whole(LocalCluster(folder, ROUNDS, group, progress, redraw, data=data), PEERS)
-    losses = dict(sorted(progress.val_losses.items()))
-    if len(losses) < 2:
-        raise RoundError(f"the held-out loss was measured {len(losses)} times: read the logs in {folder}")
+        scenario = play_whole(LocalCluster(folder, ROUNDS, group, progress, redraw, data=data), PEERS)
+    if broken := judge(scenario, progress, ROUNDS, began).broken_invariants:
+        raise RoundError(f"an invariant did not hold ({'; '.join(broken)}): read the logs in {folder}")
+    losses = progress.val_losses
+    if not {0, ROUNDS} <= {*losses}:
+        raise RoundError(f"rounds 0 and {ROUNDS} were not both measured on held-out text: read the logs in {folder}")
     run_peer(["export", "--home", str(folder / "peer-1"), "--merge", "--out", str(folder / "model"), "--force"])
-    first, last = losses[min(losses)], losses[max(losses)]
-    return TunedSample((first, last), _asked(base, template), _asked(folder / "model", template))
+    return TunedSample((losses[0], losses[ROUNDS]), _asked(base, template), _asked(folder / "model", template))
 
 
 def conversations() -> str:

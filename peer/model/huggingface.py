@@ -150,10 +150,12 @@ def export_weights(
         ) from error
 
 
-def remove_weights(folder: Path) -> None:
-    """Remove the weights of a checkpoint in the folder, with what describes them. Raises OSError."""
+def remove_weights(folder: Path, but: str = "") -> None:
+    """Remove the weights of a checkpoint in the folder, except the file `but`, and what describes them. Raises
+    OSError."""
     for old in [*folder.glob("*.safetensors"), folder / INDEX, folder / "config.json"]:
-        old.unlink(missing_ok=True)
+        if old.name != but:
+            old.unlink(missing_ok=True)
 
 
 def _unshared(config: ModelConfig, weights: dict[str, Tensor]) -> dict[str, Tensor]:

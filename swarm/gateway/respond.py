@@ -101,7 +101,7 @@ class Responder:
         self._answers, self._format, self._connection, self._events = answers, form, connection, events
         self._ended = DISCONNECTED
         self._begun = set[int]()
-        """The answers of which a stream has sent something."""
+        """The answers that a stream has sent a part of."""
         self._is_gone = self._is_starting = False
         """Whether the client is gone; whether the head of a stream is being sent."""
 

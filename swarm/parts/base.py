@@ -5,11 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import trio
+from blake3 import blake3
 
 from peer.catalogue.groups import BaseFetching
 from peer.errors import BarnraiseError, CheckpointError, ConfigError
@@ -46,12 +48,13 @@ async def local_base(
         return held
     if (cached := await trio.to_thread.run_sync(in_cache, manifest.base_model)) is not None:
         held = HeldParts(events, weights, kept, cached, store)
-        with suppress(CheckpointError, ConfigError):  # another revision, or a part of one
+        try:
             await held.take_from_disk(wanted)
-            if not held.missing(wanted):
-                return held
+            return held
+        except (CheckpointError, ConfigError):  # damaged, or half downloaded
+            held.store.clear()
     held = HeldParts(events, weights, kept, None, store)
-    await held.take_from_disk(held.missing(wanted))
+    await held.take_from_disk(wanted)
     return held
 
 
@@ -73,6 +76,7 @@ async def bring_base(
         missing = held.missing(range(len(weights.cuts)) if numbers is None else numbers)
         if missing:
             host.events.emit(BaseFetching(parts=len(missing), size_bytes=held.size_bytes(missing)))
+            missing.sort(key=partial(_place, host.peer_id))
             await held.fetch(host, missing, lambda: (peer for peer in donors() if peer != host.peer_id))
     return held
 
@@ -89,6 +93,12 @@ async def _take_own(held: HeldParts, own: Path, wanted: Sequence[int]) -> None:
             f"--base {own} is not the base of this run{why}: name the folder of the checkpoint that its coordinator"
             " names, or leave --base out to fetch the base from members"
         )
+
+
+def _place(peer: str, number: int) -> bytes:
+    """Return the place of a part in a peer's own order: peers that join together begin with different parts, which they
+    then pass on to each other."""
+    return blake3(f"{peer}/{number}".encode()).digest()
 
 
 @asynccontextmanager

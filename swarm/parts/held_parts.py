@@ -19,7 +19,7 @@ from swarm.parts.weights import HashedWeights, part_bytes, part_spans
 
 class HeldParts:
     """The parts in `kept`, the folder of fetched and quantized ones, and in `checkpoint`, the folder of a user's own
-    checkpoint of the model (None: there is none). What was checked is in `store`, which serves it to others."""
+    checkpoint of the model (None: there is none). `store` has the checked parts, and serves them to other peers."""
 
     def __init__(
         self,
@@ -34,10 +34,11 @@ class HeldParts:
 
     @property
     def folders(self) -> list[Path]:
-        """The folders that hold the parts, the first of which counts. Those of a quantized model are never in a
-        checkpoint, but made of it."""
-        plain = self._weights.quantization is None and self._checkpoint is not None
-        return [self._checkpoint, self._kept] if plain and self._checkpoint is not None else [self._kept]
+        """The folders that hold the parts, the first of which counts: what was fetched before a checkpoint, of which
+        some parts may be of another revision. Those of a quantized model are never in a checkpoint, but made of it."""
+        if self._checkpoint is None or self._weights.quantization is not None:
+            return [self._kept]
+        return [self._kept, self._checkpoint]
 
     def missing(self, numbers: Iterable[int]) -> list[int]:
         """Return those of the parts that are not here, checked."""

@@ -67,10 +67,9 @@ class PartStore:
         self._parts: dict[bytes, tuple[StateTree, StateBytes]] = {}
         self._slots = UploadSlots(SnapshotLimits()) if slots is None else slots
 
-    @property
-    def roots(self) -> frozenset[bytes]:
-        """The hashes of the parts that this peer has."""
-        return frozenset(self._parts)
+    def clear(self) -> None:
+        """Serve none of the parts any longer."""
+        self._parts.clear()
 
     def add(
         self,
@@ -95,7 +94,7 @@ class PartStore:
         return max(part_bytes(self._manifest, span) for span in part_spans(self._manifest))
 
     def serves(self, state_hash: bytes) -> bool:
-        """Return whether the part with that hash is here."""
+        """Return whether this peer has the part with that hash."""
         return state_hash in self._parts
 
     async def send_hashes(self, call: Call[AskHashes]) -> StateReply | tuple[StateReply, Buffer]:

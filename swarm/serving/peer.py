@@ -126,6 +126,12 @@ def _founded(config: ServeConfig, identity: Identity) -> CreatedModel | Prepared
             raise ConfigError(
                 f"{config.home} serves its model {_quantized(manifest)}: drop --quantize, or give another --home"
             )
+        served = {adapter.name for adapter in manifest.adapters}
+        if config.adapters and {*config.adapters} != served:
+            raise ConfigError(
+                f"{config.home} serves its model with {', '.join(sorted(served)) or 'no adapter'}: drop --adapter, or"
+                " give another --home"
+            )
         if config.template is not None and not _has_template(manifest.text, config.template):
             raise ConfigError(
                 f"{config.home} serves its model with another chat template: drop --template, or give another --home"

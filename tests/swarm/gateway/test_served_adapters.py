@@ -12,6 +12,8 @@ import trio
 
 from peer.config import AdapterConfig
 from peer.errors import CheckpointError, ConfigError
+from peer.events import EventLog
+from peer.identity import Identity
 from peer.model.adapter_files import export_adapter
 from peer.model.hub_config import read_served_config
 from peer.model.layout import FlatLayout
@@ -19,6 +21,9 @@ from swarm.gateway.app import _named
 from swarm.gateway.errors import ApiError
 from swarm.run.home import Home
 from swarm.serving.adapters import found_adapters
+from swarm.serving.config import ServeConfig
+from swarm.serving.create_model import PreparedModel, create_model
+from swarm.serving.peer import _reopen_or_prepare
 from tests.swarm.gateway.served_model import write_checkpoint
 from tests.swarm.serving.serving_swarm import open_serving, reference_model
 from tests.swarm.serving.test_serving import GREEDY, ask, say
@@ -94,3 +99,21 @@ def test_an_adapter_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None
         found_adapters(home, config, {"": adapter})
     with pytest.raises(ConfigError, match="--adapter was given 65 times: serve at most 64"):
         found_adapters(home, config, {str(number): adapter for number in range(65)})
+
+
+def test_other_adapters_than_those_of_the_founded_model_are_refused(tmp_path: Path) -> None:
+    base, home = tmp_path / "base", tmp_path / "home"
+    write_checkpoint(base)
+    adapter, identity = write_adapter(base, tmp_path / "adapter", 1, 2), Identity.load_or_create(home / "key")
+
+    def config(*names: str) -> ServeConfig:
+        return ServeConfig(home=home, folder=base, adapters=dict.fromkeys(names, adapter))
+
+    prepared = _reopen_or_prepare(config("one"), identity)
+    assert isinstance(prepared, PreparedModel)
+    trio.run(create_model, home, prepared, identity, EventLog(), {"one": adapter})
+    assert (
+        _reopen_or_prepare(config(), identity) is not None and _reopen_or_prepare(config("one"), identity) is not None
+    )
+    with pytest.raises(ConfigError, match="serves its model with one: drop --adapter, or give another --home"):
+        _reopen_or_prepare(config("two"), identity)

@@ -9,15 +9,21 @@ import msgspec
 import pytest
 import trio
 
+from peer.checkpoint.hash_tree import hash_state
 from peer.config import AdapterConfig, ModelConfig
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import CheckpointError, ConfigError
 from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.huggingface import export_pretrained
-from peer.model.layout import init_flat
+from peer.model.layout import FlatLayout, init_flat
+from peer.model.parameter_files import ParameterFiles
 from swarm.coordinator.base_model import hash_base
+from swarm.parts import base as parts_base
 from swarm.parts.base import local_base
+from swarm.parts.held_parts import HeldParts
+from swarm.parts.part_files import part_tensors, write_part
+from swarm.parts.weights import BaseWeights, part_spans
 from swarm.run.config import Pretrained
 from swarm.run.features import ADAPTER, QUANTIZED
 from swarm.run.home import Home
@@ -95,3 +101,45 @@ def test_a_manifest_names_base_and_adapter_together(tmp_path: Path) -> None:
     for changes in ({"base": None}, {"model": MODEL}, {"requires": (QUANTIZED,)}):
         with pytest.raises(ValueError, match=r"without its base|needs$"):
             msgspec.structs.replace(manifest, **changes)
+
+
+async def test_a_fetched_part_counts_before_that_of_another_checkpoint(tmp_path: Path) -> None:
+    """A user's checkpoint is of another revision, in which one block differs: that one is fetched, and it is used."""
+    right = write(tmp_path / "right")
+    manifest = await manifest_of(right, tmp_path / "home", Pretrained(init=str(right)))
+    weights = BaseWeights.of(manifest)
+    assert weights is not None
+    flat = init_flat(MODEL, seed=1)
+    FlatLayout.of(MODEL).views(flat)["model.layers.1.mlp.up_proj.weight"].add_(1)
+    export_pretrained(tmp_path / "other", MODEL, flat, ByteTokenizer())
+    held = HeldParts(EventLog(), weights, tmp_path / "kept", tmp_path / "other")
+    await held.take_from_disk(ALL)
+    assert held.missing(ALL) == [1]
+    span = part_spans(weights)[1]
+    tensors = part_tensors(ParameterFiles([right]), weights, span)
+    write_part(weights, 1, tensors, tmp_path / "kept")  # as it is fetched
+    await held.take_from_disk(ALL)
+    assert not held.missing(ALL)
+    files = ParameterFiles(held.folders)
+    assert hash_state(part_tensors(files, weights, span)).root == weights.checkpoint[1], "a worker loads the same"
+
+
+async def test_a_cache_with_another_revision_is_used_as_far_as_it_is_the_base(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = write(tmp_path / "right")
+    manifest = await manifest_of(right, tmp_path / "home", Pretrained(init=str(right)))
+    flat = init_flat(MODEL, seed=1)
+    FlatLayout.of(MODEL).views(flat)["model.layers.1.mlp.up_proj.weight"].add_(1)
+    export_pretrained(tmp_path / "cached", MODEL, flat, ByteTokenizer())
+    monkeypatch.setattr(parts_base, "in_cache", lambda name: tmp_path / "cached")
+    held = await local_base(manifest, tmp_path / "kept", None, EventLog())
+    assert held.missing(ALL) == [1]
+    (part,) = [number for number in ALL if number not in held.missing(ALL)]
+    weights = BaseWeights.of(manifest)
+    assert weights is not None
+    found = part_tensors(ParameterFiles(held.folders), weights, part_spans(weights)[part])
+    assert hash_state(found).root == weights.checkpoint[part]
+    (tmp_path / "cached" / "model.safetensors").write_bytes(b"damaged")
+    held = await local_base(manifest, tmp_path / "kept", None, EventLog())
+    assert held.missing(ALL) == [0, 1] and held.folders == [tmp_path / "kept"]
