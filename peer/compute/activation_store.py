@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -138,9 +138,9 @@ class ActivationStore:
 class GraphSize:
     """Measures the bytes that autograd saves within `measured`: each storage once, without parameters."""
 
-    def __init__(self, weights: Tensor) -> None:
+    def __init__(self, weights: Iterable[Tensor]) -> None:
         self._storages: dict[int, int] = {}
-        self._weights = weights.untyped_storage().data_ptr()
+        self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights}
 
     @property
     def size_bytes(self) -> int:
@@ -153,6 +153,6 @@ class GraphSize:
 
     def _note(self, tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() != self._weights:
+        if storage.data_ptr() not in self._weights:
             self._storages[storage.data_ptr()] = storage.nbytes()
         return tensor.detach()  # an output saved as it is would keep its own graph alive

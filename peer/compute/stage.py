@@ -27,6 +27,8 @@ from peer.config import InnerConfig, ModelConfig
 from peer.errors import StageRefused
 from peer.footprint.layout import ONE_DEVICE
 from peer.ipc.stage_spec import TAKEN_NORM_MAX, MicroBatch, Moved, PassKey, StageSpec, Taken
+from peer.model.decoder import Decoder
+from peer.model.frozen_weights import FrozenWeights
 from peer.model.layout import FlatLayout
 from peer.model.mixed_precision import PassScale, scaler_for
 from peer.parallel.ranks import Ranks
@@ -53,6 +55,8 @@ class Stage:
     than `spec.staleness` epochs away is refused. If the weights changed after a micro-batch went forward, its backward
     repeats the forward: the gradient is that of the present weights.
 
+    Of a model with an adapter the weights are the adapter's, and `base` is frozen beside them.
+
     With `spec.previous` the weights of the epoch before are kept. A micro-batch of that epoch that does not count is
     computed with them, also if its backward comes in the present epoch.
 
@@ -63,7 +67,13 @@ class Stage:
     """
 
     def __init__(
-        self, model: ModelConfig, inner: InnerConfig, device: Device, spec: StageSpec, ranks: Ranks | None = None
+        self,
+        model: ModelConfig,
+        inner: InnerConfig,
+        device: Device,
+        spec: StageSpec,
+        ranks: Ranks | None = None,
+        base: FrozenWeights | None = None,
     ) -> None:
         spec.check(model)
         ranks = Ranks(ONE_DEVICE, 0, device.torch) if ranks is None else ranks
@@ -83,7 +93,8 @@ class Stage:
 
         def over(flat: Tensor) -> ForwardBackward | CutForwardBackward:
             if scratch is None:
-                return ForwardBackward(model, inner, device, spec, flat, self._graph_bytes, ranks)
+                decoder = Decoder(model, flat, spec.span, base)
+                return ForwardBackward(decoder, inner, device, self._graph_bytes, ranks)
             return CutForwardBackward(model, inner, device, spec, flat, scratch, ranks)
 
         self._present = over(self.local)

@@ -24,24 +24,21 @@ from peer.parallel.ranks import Ranks
 
 
 class ForwardBackward:
-    """The blocks `spec.span` of `model` with the weights `flat` (P fp32, on the device). The caller may change the
-    weights while no graph over them is held.
+    """The blocks of a `decoder` with its weights `flat` (P fp32, on the device). The caller may change the weights
+    while no graph over them is held.
 
     `graph_bytes` maps the shape of an input to the memory that its graph keeps, measured once.
     """
 
     def __init__(
         self,
-        model: ModelConfig,
+        decoder: Decoder,
         inner: InnerConfig,
         device: Device,
-        spec: StageSpec,
-        flat: Tensor,
         graph_bytes: dict[torch.Size, int],
         ranks: Ranks,
     ) -> None:
-        decoder = Decoder(model, flat, spec.span)
-        self.flat = flat
+        self.flat = decoder.flat
         self.parameters = [parameter for _, parameter in decoder.canonical_parameters()]
         self.names = [name for name, _ in decoder.canonical_parameters()]
         self.compiled = device.compile
@@ -49,7 +46,8 @@ class ForwardBackward:
         self._hidden: Callable[[Tensor], Tensor] = torch.compile(decoder.hidden) if self.compiled else decoder.hidden
         self._narrow = narrow_type(device, inner)
         self._device = device
-        self._is_first = spec.is_first
+        self._is_first = decoder.span.is_first
+        self._tells_all = self._narrow == torch.float16 or decoder.config.adapter is not None
         self._graph_bytes = graph_bytes
         self._ranks = ranks
 
@@ -57,7 +55,7 @@ class ForwardBackward:
         """Return the stage's output for the held input, and what its backward pass begins with: both the hidden state
         (B, T, C), of the last stage the losses (B, T) and their sum. `scale` is about that of the backward. All ranks
         must call it alike."""
-        size = GraphSize(self.flat)
+        size = GraphSize([self.flat, *self._decoder.parameters()])
         measured = size.measured() if with_graph and held.x.shape not in self._graph_bytes else nullcontext()
         if with_graph and not self._is_first:
             held.x.requires_grad_()
@@ -91,8 +89,9 @@ class ForwardBackward:
 
     def _tells(self, of: Tensor, held: HeldMicroBatch) -> bool:
         """Whether the gradient of this tensor must be looked at. A value that is not finite spreads backward through
-        every norm layer before it, and the few values of these show it; but a single product in fp16 may overflow."""
-        return of is held.x or of.dim() == 1 or self._narrow == torch.float16
+        every norm layer before it, and the few values of these show it; but a single product in fp16 may overflow, and
+        beside an adapter the norms are frozen."""
+        return of is held.x or of.dim() == 1 or self._tells_all
 
 
 class CutForwardBackward:

@@ -13,7 +13,7 @@ from typing import Final
 from peer.config import StorageConfig
 from peer.footprint.optimizer_state import is_inner_matrix, state_bytes
 from peer.footprint.parameters import base_of, parameter_shapes
-from peer.footprint.stored import stored_bytes
+from peer.footprint.stored import frozen_bytes
 from peer.footprint.workload import FLOAT_BYTES, SPLIT_BYTES, DeviceKind, Workload
 
 CONTEXT_BYTES: Final[Mapping[DeviceKind, float]] = {"cpu": 0.0, "cuda": 0.8e9, "mps": 0.5e9}
@@ -61,7 +61,7 @@ def _state_items(work: Workload) -> dict[str, float]:
     if work.layout.shard > 1:
         items["gathered blocks"] = 2 * _block_bytes(work) / work.layout.tensor
     if work.base is not None:
-        items["base"] = float(stored_bytes(base_of(work.model), work.blocks, work.base.dtype, work.base.quantization))
+        items["base"] = float(frozen_bytes(work.model, work.blocks, work.base))
     items["rotary table"] = float(FLOAT_BYTES * work.model.max_seq_len * work.model.head_size)
     return items
 

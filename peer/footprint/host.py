@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from peer.config import StorageConfig
 from peer.footprint import kept
 from peer.footprint.device import TOKEN_BYTES, device_items
 from peer.footprint.optimizer_state import saved_bytes
-from peer.footprint.parameters import base_of
-from peer.footprint.stored import stored_bytes
+from peer.footprint.stored import frozen_bytes
 from peer.footprint.workload import Footprint, Workload
 
 NETWORK_BYTES: Final = 0.25e9
@@ -93,10 +91,6 @@ def written_in_a_day(work: Workload, rounds: float) -> float:
     return rounds * a_round + checkpoints * work.state_bytes + min(rounds, DAY_S / kept.INNER_STATE_S) * saved
 
 
-def _base_bytes(work: Workload, base: StorageConfig) -> float:
-    return float(stored_bytes(base_of(work.model), work.blocks, base.dtype, base.quantization))
-
-
 def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes: float = 0.0) -> dict[str, float]:
     """Return the bytes on the home's disk at most, by item. The log of results grows until a checkpoint is
     written; with states in files each state is one."""
@@ -117,6 +111,6 @@ def disk_items(work: Workload, token_cache_bytes: float = 0.0, next_stage_bytes:
         _OWN: _in_files(work),
         "inner optimizer, saved": 2.0 * saved_bytes(work.inner.optimizer, work.shapes),  # one being written
         "token ids": token_cache_bytes,
-        "base": 0.0 if work.base is None else _base_bytes(work, work.base),
+        "base": 0.0 if work.base is None else float(frozen_bytes(work.model, work.blocks, work.base)),
     }
     return {name: size for name, size in items.items() if size}

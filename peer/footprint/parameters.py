@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Final
 
 import msgspec
 
 from peer.config import AdapterConfig, ModelConfig
 
 Shape = tuple[int, ...]
+EMBEDDING: Final = "model.embed_tokens.weight"
+HEAD: Final = "lm_head.weight"
 
 
 def parameter_shapes(config: ModelConfig, blocks: range | None = None) -> Iterator[tuple[str, Shape]]:
@@ -26,7 +29,7 @@ def parameter_shapes(config: ModelConfig, blocks: range | None = None) -> Iterat
     hidden, inter, dim = config.hidden_size, config.intermediate_size, config.head_size
     q_rows, kv_rows = config.heads * dim, config.kv_heads * dim
     if blocks.start == 0:
-        yield "model.embed_tokens.weight", (config.vocab_size, hidden)
+        yield EMBEDDING, (config.vocab_size, hidden)
     for index in blocks:
         if index % config.shared_blocks:
             continue
@@ -49,12 +52,21 @@ def parameter_shapes(config: ModelConfig, blocks: range | None = None) -> Iterat
     if blocks.stop == config.layers:
         yield "model.norm.weight", (hidden,)
         if not config.tie_embeddings:
-            yield "lm_head.weight", (config.vocab_size, hidden)
+            yield HEAD, (config.vocab_size, hidden)
 
 
 def base_of(config: ModelConfig) -> ModelConfig:
     """Return the model without its adapter."""
     return msgspec.structs.replace(config, adapter=None)
+
+
+def frozen_shapes(config: ModelConfig, blocks: range | None = None) -> Iterator[tuple[str, Shape]]:
+    """Yield the names and shapes of the base beside the adapter of some blocks (None: the whole model). The last blocks
+    have the embedding, too, where it is the head as well: no copy of it changes, so a tied base may be cut."""
+    blocks = range(config.layers) if blocks is None else blocks
+    yield from parameter_shapes(base_of(config), blocks)
+    if config.tie_embeddings and blocks.stop == config.layers and blocks.start > 0:
+        yield EMBEDDING, (config.vocab_size, config.hidden_size)
 
 
 def _adapter_shapes(config: ModelConfig, adapter: AdapterConfig, blocks: range | None) -> Iterator[tuple[str, Shape]]:

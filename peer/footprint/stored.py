@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from peer.config import HiddenType, ModelConfig, Quantization
+from peer.config import HiddenType, ModelConfig, Quantization, StorageConfig
 from peer.errors import ConfigError
 from peer.footprint.optimizer_state import is_inner_matrix
-from peer.footprint.parameters import Shape, parameter_shapes
+from peer.footprint.parameters import EMBEDDING, Shape, base_of, frozen_shapes, parameter_shapes
 
 StoredType = Literal["F32", "BF16", "I8", "U8"]
 """As safetensors names them."""
@@ -65,6 +65,13 @@ def stored_tensors(
 def stored_bytes(model: ModelConfig, blocks: range | None, dtype: HiddenType, quantization: Quantization | None) -> int:
     """Return the size of some blocks' weights (None: of the whole model's)."""
     return sum(stored.size_bytes for stored in stored_tensors(model, blocks, dtype, quantization))
+
+
+def frozen_bytes(model: ModelConfig, blocks: range, form: StorageConfig) -> int:
+    """Return the size of the base that a stage of these blocks keeps beside its adapter."""
+    size = stored_bytes(base_of(model), blocks, form.dtype, form.quantization)
+    again = [shape for name, shape in frozen_shapes(model, blocks) if name == EMBEDDING and blocks.start > 0]
+    return size + sum(_BYTES[_FLOATS[form.dtype]] * math.prod(shape) for shape in again)
 
 
 def is_quantized(name: str, shape: Shape) -> bool:

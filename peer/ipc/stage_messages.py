@@ -15,6 +15,7 @@ from peer.config import InnerConfig, ModelConfig
 from peer.footprint.layout import Compute, Layout
 from peer.ipc.messages import Command, VectorFds
 from peer.ipc.stage_spec import MicroBatch, PassKey, StageSpec
+from peer.ipc.train_messages import LoadBase
 
 
 class LoadStage(msgspec.Struct, frozen=True, tag="load_stage", kw_only=True):
@@ -38,6 +39,8 @@ class LoadStage(msgspec.Struct, frozen=True, tag="load_stage", kw_only=True):
     """Of this stage's part of the model."""
     slots_fd: int
     """The inherited descriptor of the slots."""
+    base: LoadBase | None = None
+    """Of a model with an adapter."""
 
 
 class _PassCommand(Command, frozen=True):

@@ -60,7 +60,7 @@ class StageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         """Raise ConfigError if `model` cannot be split like this."""
         if self.span.of != model.layers:
             raise ConfigError(f"the stages hold {self.span.of} blocks and the model {model.layers}: split it again")
-        if self.span.count < model.layers and model.tie_embeddings:
+        if self.span.count < model.layers and model.tie_embeddings and model.adapter is None:
             raise ConfigError("a pipeline's head is a parameter of its own: set model.tie_embeddings = false")
         for cut in (self.span.first, self.span.end):
             if cut % model.shared_blocks:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 from peer.config import AdapterConfig, AdapterTarget, DataConfig, InnerConfig, ModelConfig, RopeScaling
-from peer.footprint.parameters import base_of, parameter_shapes
+from peer.footprint.parameters import frozen_shapes
 from peer.footprint.workload import Recompute
 from peer.ipc.span import Span
 from peer.model.frozen_weights import FrozenWeights, frozen_product
@@ -198,8 +198,8 @@ class Decoder(nn.Module):
     other the hidden state. Raises ValueError for a part of a model with a tied head, which needs the embedding
     (`peer.model.layout.untie` makes a separate head), and for a span that splits blocks with shared parameters.
 
-    With `config.adapter` the parameters are the adapter's, and `base` holds those of the base model (of the span),
-    frozen.
+    With `config.adapter` the parameters are the adapter's, and `base` holds those of the base model (of the span:
+    `frozen_shapes`), which get no gradient. A tied one may be cut.
     """
 
     cos: Tensor
@@ -215,23 +215,24 @@ class Decoder(nn.Module):
         if span.first % config.shared_blocks or span.end % config.shared_blocks:
             raise ValueError(f"{span} splits blocks that share their parameters by {config.shared_blocks}")
         first, last = span.is_first, span.is_last
-        if config.tie_embeddings and not (first and last):
+        if config.tie_embeddings and not (first and last) and config.adapter is None:
             raise ValueError("a model with tied embeddings is one stage: set tie_embeddings = false to split it")
-        self.config = config
+        self.config, self.span = config, span
         self.recompute: Recompute = "none"  # it changes no value but the last bits
         self.loss_weight = 1.0
         """The gradient that the next sum of losses will get, above 0, for products in fp16 (`head_losses`)."""
         self.marked = False
         """Whether tokens have marks (`peer.model.marks`)."""
         with torch.device("meta"):  # shapes only: the storage is `flat`
-            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if first else None
+            embeds = first or (last and config.tie_embeddings)
+            self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if embeds else None
             self.layers = nn.ModuleDict({str(index): Block(config) for index in span.blocks[:: config.shared_blocks]})
             self.norm = RMSNorm(config.hidden_size, config.norm_eps) if last else None
             untied = last and not config.tie_embeddings
             self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False) if untied else None
         self.layout = FlatLayout.of(config, span)
         if config.adapter is not None:
-            self._freeze(base or {}, span)
+            self._freeze(base or {})
         self.bind(flat)
         cos, sin = rotary_table(config)
         self.register_buffer("cos", cos.to(flat.device), persistent=False)
@@ -243,10 +244,10 @@ class Decoder(nn.Module):
             self._set(name, nn.Parameter(view))
         self.flat = flat
 
-    def _freeze(self, base: FrozenWeights, span: Span) -> None:
+    def _freeze(self, base: FrozenWeights) -> None:
         """Take the parameters of a base model by name. Raises ValueError for one that is missing or of another
         shape."""
-        for name, shape in parameter_shapes(base_of(self.config), span.blocks):
+        for name, shape in frozen_shapes(self.config, self.span.blocks):
             value = base.get(name)
             if value is None or value.shape != shape:
                 found = "missing" if value is None else f"of shape {tuple(value.shape)}"
@@ -298,7 +299,8 @@ class Decoder(nn.Module):
         length = x.shape[1]
         if length > self.config.max_seq_len:
             raise ValueError(f"{length} tokens exceed max_seq_len ({self.config.max_seq_len}): send fewer")
-        if self.embed_tokens is not None:
+        if self.span.is_first:
+            assert self.embed_tokens is not None
             x = self.embed_tokens(x)  # (B, T) -> (B, T, C)
         cos, sin = self.cos[:length], self.sin[:length]
         for block in self.layers.values():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -10,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from peer.config import ModelConfig, StorageConfig
-from peer.footprint.parameters import base_of, parameter_shapes
+from peer.footprint.parameters import frozen_shapes
 from peer.footprint.stored import is_quantized
+from peer.ipc.train_messages import LoadBase
 from peer.model.matrices import Matrix, load_matrix
 from peer.model.parameter_files import ParameterFiles
 
@@ -20,20 +22,31 @@ FrozenWeights = Mapping[str, Tensor | Matrix]
 _TYPES: Final = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def load_frozen(files: ParameterFiles, model: ModelConfig, form: StorageConfig, device: torch.device) -> FrozenWeights:
-    """Return the base of a model with an adapter, on `device`; on a CPU mapped from the files, where these have its
-    type. Raises CheckpointError."""
+def load_frozen(
+    files: ParameterFiles, model: ModelConfig, form: StorageConfig, device: torch.device, blocks: range | None = None
+) -> FrozenWeights:
+    """Return what is frozen beside the adapter of some blocks (None: of the whole model), on `device`; on a CPU mapped
+    from the files, where these have its type. Raises CheckpointError."""
 
     def stored(name: str) -> Tensor:
         return files.tensor(name).to(device)
 
     found: dict[str, Tensor | Matrix] = {}
-    for name, shape in parameter_shapes(base_of(model)):
+    for name, shape in frozen_shapes(model, blocks):
         if form.quantization is not None and is_quantized(name, shape):
             found[name] = load_matrix(stored, [name], shape[1], form.quantization)
         else:
             found[name] = stored(name).to(_TYPES[form.dtype])
     return found
+
+
+def open_frozen(
+    base: LoadBase | None, model: ModelConfig, device: torch.device, blocks: range | None = None
+) -> FrozenWeights | None:
+    """As `load_frozen`, from the folders that a worker is told; None where the whole model is trained."""
+    if base is None:
+        return None
+    return load_frozen(ParameterFiles(map(Path, base.folders)), model, base, device, blocks)
 
 
 def frozen_product(x: Tensor, weight: Tensor | Matrix, bias: Tensor | None = None) -> Tensor:

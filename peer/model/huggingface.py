@@ -25,11 +25,11 @@ from peer.config import ModelConfig, WeightType
 from peer.data.tokenizer import Tokenizer
 from peer.errors import CheckpointError, ConfigError, ResourceError
 from peer.files import read_bounded, set_usual_mode
-from peer.footprint.parameters import parameter_shapes
+from peer.footprint.parameters import EMBEDDING, HEAD, parameter_shapes
 from peer.model.hub_config import CONFIG_BYTES_MAX, hub_config, read_hub_config
 from peer.model.layout import FlatLayout
 from peer.model.parameter_files import check_finite
-from peer.model.parameter_names import EMBEDDING, HEAD, canonical_names, shown
+from peer.model.parameter_names import canonical_names, shown
 from peer.model.rotary import rotary_frequencies
 from peer.model.text_rules import TextRules, special_ids, write_text_rules
 from peer.model.weight_files import (

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from peer.bounds import Number
 from peer.config import ModelConfig
-from peer.footprint.parameters import parameter_shapes
+from peer.footprint.parameters import EMBEDDING, parameter_shapes
 from peer.ipc.span import Span
 
 
@@ -100,7 +100,7 @@ def untie(config: ModelConfig, flat: Tensor) -> tuple[ModelConfig, Tensor]:
     """
     if not config.tie_embeddings:
         return config, flat
-    embedding = FlatLayout.of(config).views(flat)["model.embed_tokens.weight"]
+    embedding = FlatLayout.of(config).views(flat)[EMBEDDING]
     return msgspec.structs.replace(config, tie_embeddings=False), torch.cat([flat, embedding.flatten()])
 
 

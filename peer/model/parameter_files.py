@@ -11,7 +11,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from peer.errors import CheckpointError
-from peer.model.parameter_names import EMBEDDING, HEAD, canonical_names
+from peer.footprint.parameters import EMBEDDING, HEAD
+from peer.model.parameter_names import canonical_names
 from peer.model.weight_files import check_count, check_header, held_twice, listed_files, unreadable
 
 

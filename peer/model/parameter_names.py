@@ -8,8 +8,6 @@ from typing import Final
 from peer.errors import CheckpointError
 from peer.plain_text import plain
 
-EMBEDDING: Final = "model.embed_tokens.weight"
-HEAD: Final = "lm_head.weight"
 _WRAPPERS: Final = frozenset(
     {
         "_orig_mod",  # torch.compile

@@ -17,7 +17,8 @@ import msgspec
 from peer.decoding import MALFORMED, decode_json, is_pointer, malformed, told
 from peer.errors import CheckpointError
 from peer.files import read_bounded
-from peer.model.parameter_names import HEAD, shown
+from peer.footprint.parameters import HEAD
+from peer.model.parameter_names import shown
 
 WEIGHTS: Final = "model.safetensors"
 INDEX: Final = "model.safetensors.index.json"

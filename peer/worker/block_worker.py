@@ -19,6 +19,7 @@ from torch import Tensor
 from peer.bounds import smoothed
 from peer.compute.device import resolve_device
 from peer.errors import CheckpointError, ConfigError
+from peer.footprint.parameters import EMBEDDING
 from peer.footprint.stored import StoredTensor, stored_tensors
 from peer.inference.blocks import SpanBlocks
 from peer.inference.engine import Engine
@@ -48,7 +49,6 @@ from peer.ipc.ring import Piece, Ring
 from peer.loading import Loading
 from peer.model.matrices import TensorSource
 from peer.model.parameter_files import ParameterFiles
-from peer.model.parameter_names import EMBEDDING
 from peer.model.quantize import STORED_TYPES
 from peer.worker.control_link import ControlLink
 

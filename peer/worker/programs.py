@@ -93,7 +93,7 @@ def _train_grants(load: LoadTrain) -> Grants:
     corpus = _corpus_grants(load.corpus)
     return replace(
         corpus,
-        readable=corpus.readable if load.base is None else (*corpus.readable, *load.base.folders),
+        readable=(*corpus.readable, *_base_folders(load)),
         compiles=load.compute.compile,
         accelerators=load.compute.device_of(load.rank) != "cpu",
         tcp=load.layout.size > 1,
@@ -103,10 +103,15 @@ def _train_grants(load: LoadTrain) -> Grants:
 def _stage_grants(load: LoadStage) -> Grants:
     return Grants(
         private=load.directory,
+        readable=_base_folders(load),
         compiles=load.compute.compile,
         accelerators=load.compute.device_of(load.rank) != "cpu",
         tcp=load.layout.size > 1,
     )
+
+
+def _base_folders(load: LoadTrain | LoadStage) -> tuple[str, ...]:
+    return () if load.base is None else load.base.folders
 
 
 def _corpus_grants(load: LoadCorpus) -> Grants:

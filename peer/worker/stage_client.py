@@ -103,6 +103,7 @@ class StageWorkerGroup(WorkerCommands):
             directory=str(config.private_folder),
             vectors=self._buffers.vectors,
             slots_fd=self._slots.fd,
+            base=config.base,
         )
 
     @asynccontextmanager

@@ -36,6 +36,7 @@ from peer.ipc.stage_messages import (
 )
 from peer.ipc.stage_slots import SlotArea
 from peer.ipc.stage_spec import Moved, Taken
+from peer.model.frozen_weights import open_frozen
 from peer.parallel.ranks import open_ranks
 from peer.worker.control_link import ControlLink
 from peer.worker.stage_queue import StageTurns
@@ -53,7 +54,8 @@ class StageWorker:
         self._group = ExitStack()  # never left: the end of the process ends it
         self._ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
         self._turns = StageTurns(link.commands, self._ranks)
-        self._stage = stage = Stage(load.model, load.inner, device, spec, self._ranks)
+        base = open_frozen(load.base, load.model, device.torch, spec.span.blocks)
+        self._stage = stage = Stage(load.model, load.inner, device, spec, self._ranks, base)
         numel = stage.layout.numel
         self._outer = SharedBuffer.attach(load.vectors.outer, numel).tensor
         self._delta = SharedBuffer.attach(load.vectors.delta, numel).tensor

@@ -36,9 +36,8 @@ from peer.ipc.train_messages import (
     RunInner,
     TrainCommand,
 )
-from peer.model.frozen_weights import FrozenWeights, load_frozen
+from peer.model.frozen_weights import open_frozen
 from peer.model.layout import FlatLayout
-from peer.model.parameter_files import ParameterFiles
 from peer.worker.control_link import ControlLink
 from peer.worker.corpus_worker import read_corpus
 
@@ -87,7 +86,12 @@ class TrainWorker:
     def _alone(self, device: Device) -> tuple[ModelTrainer, InnerStateFile]:
         load = self._load
         trainer = InnerTrainer(
-            load.model, load.inner, device, load.step_size, _base(load, device), load.compute.weights
+            load.model,
+            load.inner,
+            device,
+            load.step_size,
+            open_frozen(load.base, load.model, device.torch),
+            load.compute.weights,
         )
         saved = self._saved_state(tuple)
         saved.load(trainer.load)
@@ -103,7 +107,9 @@ class TrainWorker:
         if device.torch.type == "cuda":
             hold_to(device.torch, load.compute.memory_bytes or math.inf)
         ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
-        trainer = RankTrainer(load.model, load.inner, device, ranks, load.step_size, _base(load, device))
+        trainer = RankTrainer(
+            load.model, load.inner, device, ranks, load.step_size, open_frozen(load.base, load.model, device.torch)
+        )
         saved = self._saved_state(ranks.sum)
         saved.load(trainer.load)
         return trainer, saved
@@ -235,14 +241,6 @@ def _learns(command: TrainCommand) -> bool:
 
 def _meeting(load: LoadTrain) -> Path:
     return Path(load.corpus.directory) / load.meeting
-
-
-def _base(load: LoadTrain, device: Device) -> FrozenWeights | None:
-    """Return the frozen weights of a model with an adapter, on the device."""
-    if load.base is None:
-        return None
-    files = ParameterFiles(map(Path, load.base.folders))
-    return load_frozen(files, load.model, load.base, device.torch)
 
 
 def _read_corpus(load: LoadTrain) -> Corpus:

@@ -16,10 +16,10 @@ from peer.config import ModelConfig
 from peer.errors import CheckpointError
 from peer.events import EventLog
 from peer.files import read_bounded, write_atomically
+from peer.footprint.parameters import EMBEDDING, HEAD
 from peer.footprint.stored import stored_bytes
 from peer.model.hub_config import CONFIG_BYTES_MAX, chosen_quantization, read_base_config, saved_quantization
 from peer.model.parameter_files import ParameterFiles
-from peer.model.parameter_names import EMBEDDING, HEAD
 from peer.model.weight_files import weight_files
 from peer.net.host import Host
 from swarm.parts.checkpoint import check_names, own_dtype

@@ -8,11 +8,10 @@ import msgspec
 
 from peer.config import HiddenType, ModelConfig, Quantization
 from peer.errors import CheckpointError
-from peer.footprint.parameters import Shape
+from peer.footprint.parameters import HEAD, Shape
 from peer.footprint.stored import is_quantized
 from peer.model.layout import FlatLayout
 from peer.model.parameter_files import ParameterFiles
-from peer.model.parameter_names import HEAD
 from peer.model.quantize import CODES
 from peer.model.weight_files import missing_parameter
 

@@ -44,8 +44,13 @@ def part_spans(weights: Weights) -> list[Span]:
 
 
 def parts_of(weights: Weights, span: Span) -> list[int]:
-    """Return the numbers of the parts that a span needs."""
-    return [number for number, (first, end) in enumerate(weights.cuts) if first < span.end and span.first < end]
+    """Return the numbers of the parts that a span needs; for a head that is the embedding also the first one."""
+    tied = span.is_last and weights.model.tie_embeddings
+    return [
+        number
+        for number, (first, end) in enumerate(weights.cuts)
+        if (first < span.end and span.first < end) or (tied and number == 0)
+    ]
 
 
 def part_bytes(weights: Weights, span: Span) -> int:

@@ -295,16 +295,16 @@ def _remedy(shape: RunShape, machine: Machine) -> str:
         return 'with [inner] optimizer = "adamw8bit" it fits'
     if shape.base is not None:
         nf4 = replace(small, base=changed(shape.base, quantization="nf4"))
-        fits = shape.base.quantization != "nf4" and _all_fit(nf4, machine)
-        return 'with [model] quantize = "nf4" it fits' if fits else ""
-    if _fits_split(small, machine):
+        if shape.base.quantization != "nf4" and _all_fit(nf4, machine):
+            return 'with [model] quantize = "nf4" it fits'
+    elif _fits_split(small, machine):
         return "a peer with --weights split has room for it"
-    if has_wide_moments and _fits_split(eight, machine):
+    elif has_wide_moments and _fits_split(eight, machine):
         return 'with [inner] optimizer = "adamw8bit" a peer with --weights split has room for it'
     machine = replace(machine, weights="fp32")
     for stages in range(len(shape.cuts) + 1, _STAGES_TRIED + 1):
         try:
-            model = changed(shape.model, tie_embeddings=False)
+            model = changed(shape.model, tie_embeddings=shape.base is not None and shape.model.tie_embeddings)
             cuts = cut(stages, model, shape.data.seq_len)
         except ConfigError:
             return ""

@@ -146,7 +146,7 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
         check_merge(config.outer, config.codec, config.run.max_peers)
         check_momentum(config.outer, config.codec)
         if config.adapter is not None:
-            check_adapter(config.pipeline, config.outer)
+            check_adapter(config.outer)
         if config.model is not None:
             check_fit(config.model, config.data, config.tokenizer.source)
             check_pipeline(config.pipeline, config.model, config.inner, config.outer)

@@ -156,7 +156,7 @@ def micro_batch_of(pipeline: PipelineConfig, inner: InnerConfig) -> int:
 def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerConfig, outer: OuterConfig) -> None:
     """Raise ValueError, beginning with the field's name, unless the other sections suit the pipeline."""
     if model.adapter is not None:
-        check_adapter(pipeline, outer)
+        check_adapter(outer)
     if pipeline.stages == 1:
         return
     most = model.layers // model.shared_blocks
@@ -166,7 +166,7 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
             f"stages is {pipeline.stages}: the model's {model.layers} {blocks} make at most {most}"
             f" stage{'' if most == 1 else 's'}; lower stages, or take a model of more layers"
         )
-    if model.tie_embeddings:
+    if model.tie_embeddings and model.adapter is None:
         raise ValueError("tie_embeddings is true: a pipeline's head is not where its embedding is; set it to false")
     if not isinstance(outer, DilocoConfig | SparseLocoConfig | AllReduceConfig):
         method = outer.__struct_config__.tag
@@ -189,10 +189,8 @@ def check_pipeline(pipeline: PipelineConfig, model: ModelConfig, inner: InnerCon
         )
 
 
-def check_adapter(pipeline: PipelineConfig, outer: OuterConfig) -> None:
+def check_adapter(outer: OuterConfig) -> None:
     """Raise ValueError, beginning with the field's name, unless an adapter can be trained so."""
-    if pipeline.stages > 1:
-        raise ValueError(f"stages is {pipeline.stages}: an adapter is trained beside a whole model; leave stages out")
     if not outer.has_common_state:
         method = outer.__struct_config__.tag
         raise ValueError(f"method is {method!r}: an adapter needs a common state; choose diloco")

@@ -8,12 +8,12 @@ import msgspec
 
 from peer.config import HiddenType, ModelConfig, Quantization
 from peer.errors import ConfigError, ResourceError
+from peer.footprint.parameters import EMBEDDING, HEAD
 from peer.footprint.stored import stored_tensors
 from peer.footprint.workload import DeviceKind
 from peer.ipc.block_messages import HIDDEN_BYTES, PAGE_TOKENS
 from peer.ipc.span import Span
 from peer.machine import free_memory_bytes
-from peer.model.parameter_names import EMBEDDING, HEAD
 from swarm.parts.weights import EvenWeights, Weights, part_bytes, part_spans
 
 FREE_SHARE: Final = 0.6

@@ -21,11 +21,11 @@ from safetensors.torch import save_file
 from peer.config import HiddenType, WeightType
 from peer.errors import NetworkError, ResourceError
 from peer.events import EventLog
+from peer.footprint.parameters import EMBEDDING
 from peer.footprint.workload import FLOAT_BYTES
 from peer.ipc.span import Span, spans_of
 from peer.loading import loading
 from peer.model.layout import FlatLayout
-from peer.model.parameter_names import EMBEDDING
 from swarm.client.session import RunClient
 from swarm.inference.record import COMMIT_BYTES, ServedCommit
 from swarm.membership.head_history import ask_history

@@ -174,9 +174,6 @@ class RunServer:
         CheckpointError."""
         if self._manifest.base is None:
             return
-        wanted = {*parts_of(self._weights, self._span)}
-        if self._span.is_last and self._weights.model.tie_embeddings:
-            wanted.add(0)
         members = await self._client.members()
         held = await bring_base(
             self._host,
@@ -184,7 +181,7 @@ class RunServer:
             self._home.base,
             self._config.folder,
             lambda: (*members, self._manifest.authority),
-            numbers=sorted(wanted),
+            numbers=parts_of(self._weights, self._span),
         )
         self._base_folders = tuple(held.folders)
 

@@ -55,7 +55,7 @@ async def build_trainer(
     its micro-batches come through. Raises ConfigError, ResourceError, WorkerError."""
     manifest, events = context.manifest, context.host.events
     if manifest.stages > 1:
-        async with _build_stage_trainer(context, stage, checkpoint, known) as built:
+        async with _build_stage_trainer(context, stage, checkpoint, known, base) as built:
             yield built
         return
     async with open_worker_group(worker_config(context, base=base)) as worker_group:
@@ -65,7 +65,7 @@ async def build_trainer(
 
 @asynccontextmanager
 async def _build_stage_trainer(
-    context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView
+    context: PeerContext, stage: int, checkpoint: LocalCheckpoint, known: MemberView, base: LoadBase | None
 ) -> AsyncIterator[tuple[ReplicaTrainer, StageServer]]:
     host = context.host
     settings, schedule = settings_of(context.manifest), schedule_of(context.manifest, stage)
@@ -74,7 +74,7 @@ async def _build_stage_trainer(
         return replicas_of(of, known(), time.time(), host.connected)
 
     corpus = await open_corpus(context) if stage == 0 else None
-    async with open_stage_worker_group(worker_config(context, spec_of(context.manifest, stage))) as worker_group:
+    async with open_stage_worker_group(worker_config(context, spec_of(context.manifest, stage), base)) as worker_group:
         samples = settings.round_samples if settings.synchronous else None
         accounting = SampleAccounting(checkpoint.head, settings.micro_batch, samples, host.peer_id)
         prove = partial(_prove_head, context, known)

@@ -66,7 +66,7 @@ async def open_replica(context: PeerContext, stage: int, known: MemberView) -> A
         beside = [None if backup is None else backup.snapshots, parts]
         serve_snapshots(context.host.rpc, [snapshots, *(store for store in beside if store is not None)])
         await restore(context, stage, known)  # meanwhile other peers may ask for this one's backup
-        base = await trained_beside(context, parts, known)
+        base = await trained_beside(context, stage, parts, known)
         checkpoint = await LocalCheckpoint.open(context, stage)
         async with build_trainer(context, stage, checkpoint, known, base) as (trainer, server):
             driver = await _restore_driver(context, stage, checkpoint, trainer, known, snapshots)

@@ -14,6 +14,7 @@ from peer.config import InnerConfig, ModelConfig
 from peer.ipc.span import Span, spans_of
 from peer.ipc.stage_spec import MicroBatch, StageSpec, Taken
 from peer.model.decoder import Decoder
+from peer.model.frozen_weights import FrozenWeights
 from peer.model.layout import init_flat, join_flat, split_flat
 
 MODEL = ModelConfig(
@@ -46,13 +47,14 @@ def open_stages(
     model: ModelConfig = MODEL,
     inner: InnerConfig = INNER,
     flat: Tensor | None = None,
+    base: FrozenWeights | None = None,
     **changes: object,
 ) -> list[Stage]:
-    """All stages of the model at epoch 0, with the weights `flat`."""
+    """All stages of the model at epoch 0, with the weights `flat`; those of an adapter beside `base`."""
     parts = split_flat(model, init_flat(model, seed=0) if flat is None else flat, stages)
     chain = []
     for index, part in enumerate(parts):
-        stage = Stage(model, inner, resolve_device("cpu"), spec_of(stages, index, **changes))
+        stage = Stage(model, inner, resolve_device("cpu"), spec_of(stages, index, **changes), base=base)
         stage.import_weights(part, epoch=0)
         chain.append(stage)
     return chain

@@ -341,7 +341,6 @@ def test_a_base_with_an_adapter_is_read() -> None:
             "[adapter]: an adapter is beside a checkpoint: write [model] base",
         ),
         ("\nsteps = 10", '\nmethod = "gossip"', "method is 'gossip': an adapter needs a common state; choose diloco"),
-        ("[data]", "[pipeline]\nstages = 2\n[data]", "stages is 2: an adapter is trained beside a whole model"),
     ],
 )
 def test_an_adapter_that_cannot_be_is_refused_with_its_line(old: str, new: str, words: str) -> None:

@@ -27,12 +27,12 @@ pytestmark = pytest.mark.process
 BASE = ModelConfig(hidden_size=64, layers=2, heads=2, kv_heads=1, intermediate_size=128, max_seq_len=128)
 
 
-def tuning(base: Path, quantize: str = "") -> str:
+def tuning(base: Path, quantize: str = "", stages: int = 1) -> str:
     """Return a RUN.toml that tunes the checkpoint in `base`."""
     before, _, rest = RUN_TOML.partition("[model]")
     data = rest[rest.index("[data]") :]
     model = f'[model]\nbase = "{base}"\n{quantize}\n[adapter]\nrank = 4\nalpha = 8\n\n[tokenizer]\nsource = "bytes"\n\n'
-    return before + model + data
+    return before + model + data + (f"\n[pipeline]\nstages = {stages}\nmicro_batch = 2\n" if stages > 1 else "")
 
 
 async def export(*arguments: str | Path) -> None:
@@ -94,3 +94,23 @@ async def test_members_fetch_the_base_train_beside_it_and_serve_what_they_train(
     if not quantize:
         assert found.round == late.round and compared([found], {found.round: whole}) == (1, 0)
         same_logits(base, adapter, whole)
+
+
+async def test_stages_train_an_adapter_beside_their_blocks_of_a_tied_base(tmp_path: Path) -> None:
+    """Each member has the parts of its stage, the last one also the first part, for its head."""
+    base, adapter, whole = tmp_path / "base", tmp_path / "adapter", tmp_path / "whole"
+    export_pretrained(base, BASE, init_flat(BASE, seed=1), ByteTokenizer())
+    async with open_swarm(tmp_path, run=tuning(base, stages=2), outer="[outer]\nsteps = 4", min_peers=1) as swarm:
+        first = swarm.join("first", "--stage", "0", "--base", str(base))
+        last = swarm.join("last", "--stage", "1")
+        await swarm.committed(4, first, last)
+        assert not parts(first) and len(parts(last)) == 2
+        losses = [fact.fields["loss"] for fact in last.commits]
+        assert losses[-1] < losses[0]
+        first.process.send_signal(signal.SIGINT)
+        last.process.send_signal(signal.SIGINT)
+        assert [await first.wait_exit(), await last.wait_exit()] == [130, 130]
+    homes = ("--home", first.home, "--home", last.home)
+    await export(*homes, "--out", adapter)
+    await export(*homes, "--merge", "--base", base, "--out", whole)
+    same_logits(base, adapter, whole)
