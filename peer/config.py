@@ -124,9 +124,13 @@ class AdapterConfig(msgspec.Struct, frozen=True, kw_only=True):
     alpha: float = 32.0
     targets: tuple[AdapterTarget, ...] = TARGETS
     """The linear layers of each block that have an adapter, in the order of the decoder."""
+    dropout: float = 0.0
+    """The share of the values of x that A does not get while it is trained."""
 
     def __post_init__(self) -> None:
         check_range(self, 1, RANK_MAX, "rank")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout is {self.dropout}: choose a share of at least 0 and below 1")
         _check_positive(self, "alpha")
         if not self.targets:
             raise ValueError(f"targets is empty: name some of {', '.join(TARGETS)}")

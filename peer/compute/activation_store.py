@@ -28,6 +28,8 @@ class HeldMicroBatch:
     """The first rows of these: those that are this rank's own. The others count for nothing."""
     batch: int
     """The rows that all ranks have together."""
+    samples: Tensor | None = None
+    """The number of the sample in each row (B,), on the CPU; None where nothing is dropped."""
     root: Tensor | None = None
     """The root of the autograd graph; None if the backward repeats the forward."""
     graph_bytes: int = 0

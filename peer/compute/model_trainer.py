@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -78,11 +78,12 @@ class ModelTrainer(ABC):
         tokens that count."""
         return counted(tokens) if self._takes_marks else len(tokens)
 
-    def step(self, tokens: Tensor, step: int) -> StepOutcome:
-        """Make a step of the inner optimizer on tokens (B, T+1) at the run's inner step `step`."""
+    def step(self, tokens: Tensor, step: int, samples: Sequence[int] = ()) -> StepOutcome:
+        """Make a step of the inner optimizer on tokens (B, T+1) at the run's inner step `step`. `samples`: the number
+        of each row's sample, for dropout; without them nothing is dropped."""
         if not self.weight_of(tokens):
             return _NOTHING
-        loss, norm = self._backward(tokens)
+        loss, norm = self._backward(tokens, samples)
         outcome = self._outcome(loss, norm)
         if not outcome.is_useful:
             return outcome
@@ -104,13 +105,14 @@ class ModelTrainer(ABC):
         self._gradient_sum.zero_()
         self._weights = 0
 
-    def add_gradient(self, tokens: Tensor) -> StepOutcome:
-        """Add the gradient of tokens (B, T+1) to the sum. Weights and optimizer stay as they are."""
+    def add_gradient(self, tokens: Tensor, samples: Sequence[int] = ()) -> StepOutcome:
+        """Add the gradient of tokens (B, T+1) to the sum. Weights and optimizer stay as they are. `samples`: as of
+        `step`."""
         assert self._gradient_sum is not None
         weight = self.weight_of(tokens)
         if not weight:
             return _NOTHING
-        outcome = self._outcome(*self._backward(tokens))
+        outcome = self._outcome(*self._backward(tokens, samples))
         if outcome.is_useful:
             self._gradient_sum.add_(self.gradient, alpha=weight)
             self._weights += weight
@@ -170,5 +172,5 @@ class ModelTrainer(ABC):
         """Return the mean loss of the weights in nats a token over batches (B, T+1) of equal length."""
 
     @abstractmethod
-    def _backward(self, tokens: Tensor) -> tuple[float, float]:
+    def _backward(self, tokens: Tensor, samples: Sequence[int]) -> tuple[float, float]:
         """Return the mean loss of the batch and the norm of its gradient, which is left in `gradient`."""

@@ -6,7 +6,7 @@ collective for one that took another path would wait without end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -102,9 +102,9 @@ class RankTrainer(ModelTrainer):
             on_batch()
         return total / max(1, weights)
 
-    def _backward(self, tokens: Tensor) -> tuple[float, float]:
+    def _backward(self, tokens: Tensor, samples: Sequence[int]) -> tuple[float, float]:
         self._model.scale = self.scale
-        loss = self._as_it_fits(partial(self._model.add_up, tokens.to(self.device.torch)))
+        loss = self._as_it_fits(partial(self._model.add_up, tokens.to(self.device.torch), samples=samples))
         return loss, self._model.sum_gradients()
 
     def _as_it_fits(self, compute: Callable[[int], float]) -> float:

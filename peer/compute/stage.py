@@ -78,6 +78,7 @@ class Stage:
         spec.check(model)
         ranks = Ranks(ONE_DEVICE, 0, device.torch) if ranks is None else ranks
         self._is_cut = ranks.layout.parts > 1
+        self._drops = model.adapter is not None and model.adapter.dropout > 0
         self.model, self.inner, self.spec, self.device = model, inner, spec, device
         self.layout = FlatLayout.of(model, spec.span)
         self.share = StageShare(self.layout, ranks)
@@ -124,6 +125,7 @@ class Stage:
             targets=None if targets is None else self.share.dealt(targets, targets[:1]),
             own=len(self.share.rows(x)),
             batch=len(x),
+            samples=self.share.samples(micro_batch.sample, len(x)) if keep and self._drops else None,
         )
         x = held.x
         with_graph = keep and not self.recompute and (micro_batch.count or not self.spec.is_first)

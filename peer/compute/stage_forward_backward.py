@@ -59,7 +59,7 @@ class ForwardBackward:
         measured = size.measured() if with_graph and held.x.shape not in self._graph_bytes else nullcontext()
         if with_graph and not self._is_first:
             held.x.requires_grad_()
-        self._decoder.loss_weight = scale
+        self._decoder.loss_weight, self._decoder.samples = scale, held.samples
         with torch.set_grad_enabled(with_graph), measured, autocast(self._device.torch, self._narrow):
             hidden = self._hidden(held.x)
             targets = held.counted_targets

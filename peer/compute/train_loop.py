@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -136,8 +136,8 @@ class InnerTrainer(ModelTrainer):
     def _move(self) -> None:
         self.held.step(self.optimizer, self.gradient)
 
-    def _backward(self, tokens: Tensor) -> tuple[float, float]:
-        loss = self._as_it_fits(partial(self._add_up, tokens.to(self.device.torch), self._hidden))
+    def _backward(self, tokens: Tensor, samples: Sequence[int]) -> tuple[float, float]:
+        loss = self._as_it_fits(partial(self._add_up, tokens.to(self.device.torch), self._hidden, samples))
         if self.scaler is not None:
             self.scaler.unscale_(self.gradient)
         return loss, float(self.gradient.norm())  # one pass finds the norm and any NaN or Inf
@@ -155,16 +155,20 @@ class InnerTrainer(ModelTrainer):
             self.resize(smaller)
             self.on_smaller(smaller)
 
-    def _add_up(self, tokens: Tensor, hidden: Callable[[Tensor], Tensor]) -> float:
+    def _add_up(self, tokens: Tensor, hidden: Callable[[Tensor], Tensor], samples: Sequence[int] = ()) -> float:
         """Leave the gradient of the scaled loss of the batch in `gradient`; return its mean loss."""
         self.gradient.zero_()
         count = self.weight_of(tokens) * (1 if self._takes_marks else tokens.shape[1] - 1)
         loss = torch.zeros((), device=self.device.torch)
         self.model.loss_weight = self.scale / count
-        for part in tokens.split(self.step_size.sequences):
-            mean = self._loss(part, hidden) / count
+        numbers = torch.tensor(samples)
+        for first in range(0, len(tokens), self.step_size.sequences):
+            rows = slice(first, first + self.step_size.sequences)
+            self.model.samples = numbers[rows] if len(numbers) else None
+            mean = self._loss(tokens[rows], hidden) / count
             (mean if self.scaler is None else mean * self.scale).backward()
             loss += mean.detach()
+        self.model.samples = None
         return float(loss)
 
     def _loss(self, tokens: Tensor, hidden: Callable[[Tensor], Tensor]) -> Tensor:
@@ -212,7 +216,8 @@ def run_inner(trainer: ModelTrainer, batch: Callable[[list[int]], Tensor], run: 
             break
         tokens = batch(chosen)
         step = run.first_step + result.steps
-        outcome = trainer.add_gradient(tokens) if run.product == "gradient" else trainer.step(tokens, step)
+        gathers = run.product == "gradient"
+        outcome = trainer.add_gradient(tokens, chosen) if gathers else trainer.step(tokens, step, chosen)
         if outcome.is_useful:
             total_loss += outcome.loss
             useful += 1

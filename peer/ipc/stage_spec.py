@@ -88,6 +88,8 @@ class MicroBatch(msgspec.Struct, frozen=True):
     times."""
     attempt: int = 0
     """Several passes of one id may be under way at a time, each with its own number."""
+    sample: int = 0
+    """The number of the sample in its first row, which those in the others follow: it keys what dropout drops."""
 
     @property
     def key(self) -> PassKey:

@@ -56,7 +56,7 @@ def export_adapter(folder: Path, model: ModelConfig, flat: Tensor, base: str) ->
         "base_model_name_or_path": base,
         "r": adapter.rank,
         "lora_alpha": adapter.alpha,
-        "lora_dropout": 0.0,
+        "lora_dropout": adapter.dropout,
         "target_modules": list(adapter.targets),
         "inference_mode": True,
         "init_lora_weights": True,

@@ -83,9 +83,11 @@ class AdaptedLinear(FrozenLinear):
         self.lora_A = Linear(columns, adapter.rank, bias=False)
         self.lora_B = Linear(adapter.rank, rows, bias=False)
         self.scaling = adapter.scaling
+        self.drop: Callable[[Tensor], Tensor] = lambda x: x
+        """What x goes through before A (`peer.model.dropout`)."""
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = super().forward(x) + self.lora_B(self.lora_A(x)) * self.scaling
+        out: Tensor = super().forward(x) + self.lora_B(self.lora_A(self.drop(x))) * self.scaling
         return out
 
 
@@ -223,6 +225,8 @@ class Decoder(nn.Module):
         """The gradient that the next sum of losses will get, above 0, for products in fp16 (`head_losses`)."""
         self.marked = False
         """Whether tokens have marks (`peer.model.marks`)."""
+        self.samples: Tensor | None = None
+        """The number of the sample in each row (B,) int64, on the CPU, for dropout; None: nothing is dropped."""
         with torch.device("meta"):  # shapes only: the storage is `flat`
             embeds = first or (last and config.tie_embeddings)
             self.embed_tokens = Embedding(config.vocab_size, config.hidden_size) if embeds else None
@@ -233,6 +237,8 @@ class Decoder(nn.Module):
         self.layout = FlatLayout.of(config, span)
         if config.adapter is not None:
             self._freeze(base or {})
+            if config.adapter.dropout:
+                self._drop(config.adapter.dropout)
         self.bind(flat)
         cos, sin = rotary_table(config)
         self.register_buffer("cos", cos.to(flat.device), persistent=False)
@@ -260,6 +266,17 @@ class Decoder(nn.Module):
                 continue
             wide = value.float() if value.dim() == 1 else value  # gains and biases: they are added to fp32
             self._set(name, nn.Parameter(wide, requires_grad=False))
+
+    def _drop(self, rate: float) -> None:
+        """Drop values before each A, by its layer's name and `samples`."""
+        from peer.model.dropout import drop
+
+        def dropped(layer: str, x: Tensor) -> Tensor:
+            return x if self.samples is None else drop(x, self.samples, layer, rate)
+
+        for name, layer in self.named_modules():
+            if isinstance(layer, AdaptedLinear):
+                layer.drop = partial(dropped, name)
 
     def _set(self, name: str, parameter: nn.Parameter) -> None:
         owner, _, leaf = name.removeprefix("model.").rpartition(".")

@@ -5,7 +5,7 @@ Shapes: B sequences, T tokens, n values that this rank holds, P parameters of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -70,13 +70,14 @@ class RankModel:
         """Take tokens that do not count in the loss (`peer.model.marks`)."""
         self._loss.decoder.marked = True
 
-    def add_up(self, tokens: Tensor, rows_at_once: int | None = None) -> float:
+    def add_up(self, tokens: Tensor, rows_at_once: int | None = None, samples: Sequence[int] = ()) -> float:
         """Leave what this rank knows of the gradient of the scaled loss in `gradient`; return its share of the mean
         loss in nats a token of tokens (B, T+1). A rank has at most `rows_at_once` sequences on its device at a time.
+        `samples`: the number of each row's sample, for dropout; without them nothing is dropped.
         All ranks must call it with the same arguments. Where the model is not cut, it waits for no other rank."""
         self.gradient.zero_()
         loss = 0.0
-        for rows, weight in self._passes(tokens, rows_at_once):
+        for rows, weight in self._passes(tokens, rows_at_once, samples):
             self._loss.decoder.loss_weight = weight * self.scale or 1 / rows.numel()
             part = self._summed(rows) * weight
             (part if self.scale == 1.0 else part * self.scale).backward()
@@ -100,18 +101,26 @@ class RankModel:
         self._release()
         return loss / self.ranks.layout.tensor
 
-    def _passes(self, tokens: Tensor, rows_at_once: int | None) -> Iterator[tuple[Tensor, float]]:
+    def _passes(
+        self, tokens: Tensor, rows_at_once: int | None, samples: Sequence[int] = ()
+    ) -> Iterator[tuple[Tensor, float]]:
         """Yield the rows of this rank, every `batches`-th one, and the weight of their summed loss in the mean loss of
         all. Each rank makes equally many passes, as each is a collective: one without rows makes its own for nothing.
         """
         batches = self.ranks.layout.batches
-        mine = tokens[self.ranks.batch_rank :: batches]
+        mine, decoder = tokens[self.ranks.batch_rank :: batches], self._loss.decoder
+        numbers = torch.tensor(samples or [0] * len(tokens))
+        own = numbers[self.ranks.batch_rank :: batches]
         most = -(-len(tokens) // batches)
-        count = counted(tokens) if self._loss.decoder.marked else tokens.shape[0] * (tokens.shape[1] - 1)
+        count = counted(tokens) if decoder.marked else tokens.shape[0] * (tokens.shape[1] - 1)
         weight = 1 / max(1, count)
         for first in range(0, most, rows_at_once or most):
-            rows = mine[first : first + (rows_at_once or most)]
-            yield (rows, weight) if len(rows) else (tokens[:1], 0.0)
+            at = slice(first, first + (rows_at_once or most))
+            rows, has_rows = mine[at], first < len(mine)
+            if samples:
+                decoder.samples = own[at] if has_rows else numbers[:1]
+            yield (rows, weight) if has_rows else (tokens[:1], 0.0)
+        decoder.samples = None
 
     def _summed(self, rows: Tensor) -> Tensor:
         with autocast(self.ranks.device, self._narrow):

@@ -58,3 +58,9 @@ class StageShare:
         if len(mine) < -(-len(of_all) // self.ranks.layout.batches):
             mine = torch.cat((mine, others))
         return mine.to(self.ranks.device, copy=True)
+
+    def samples(self, first: int, batch: int) -> Tensor:
+        """Return the numbers of the samples in this rank's rows of a micro-batch, on the CPU, where `first` is that of
+        the first row of all."""
+        numbers = first + torch.arange(batch)
+        return self.dealt(numbers, numbers[:1]).cpu()

@@ -52,7 +52,8 @@ class StageCompute:
 
     def name(self, samples: Range, epoch: int, counts: bool) -> MicroBatch:
         """Return the worker's name for a new pass of the micro-batch through this stage."""
-        return MicroBatch(str(samples[0]), self.worker_group.spec.index, epoch, counts, next(self._attempts))
+        first, index = samples[0], self.worker_group.spec.index
+        return MicroBatch(str(first), index, epoch, counts, next(self._attempts), first)
 
     def hidden_bytes(self, batch: int, length: int) -> int:
         """Return the bytes of a coded hidden state, or of its gradient."""

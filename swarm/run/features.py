@@ -24,10 +24,11 @@ SIGN_VOTES: Final = "lion_signs"
 QUANTIZED: Final = "quantized_weights"
 FP16: Final = "fp16"
 ADAPTER: Final = "adapter"
+ADAPTER_DROPOUT: Final = "adapter_dropout"
 FEATURES: Final = frozenset(
     {
         COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS,
-        TWO_BIT, SIGN_VOTES, QUANTIZED, FP16, ADAPTER,
+        TWO_BIT, SIGN_VOTES, QUANTIZED, FP16, ADAPTER, ADAPTER_DROPOUT,
     }
 )  # fmt: skip
 """Features that a manifest may require (`swarm.run.manifest.CommonManifest.requires`)."""
@@ -65,6 +66,7 @@ def model_features(model: ModelConfig) -> tuple[str, ...]:
         ROPE_KIND: scaling is not None and scaling.kind != "llama3",
         OUTPUT_BIAS: model.output_bias,
         ADAPTER: model.adapter is not None,
+        ADAPTER_DROPOUT: model.adapter is not None and model.adapter.dropout > 0,
     }
     return tuple(name for name, needs in needed.items() if needs)
 

@@ -69,7 +69,7 @@ def test_the_loss_is_the_mean_over_the_tokens_that_count(made: Callable[[], Mode
     tokens = batch(2)
     trainer = made()
     loss, gradient = exact(tokens)
-    assert trainer._backward(tokens)[0] == pytest.approx(loss, rel=1e-5)
+    assert trainer._backward(tokens, ())[0] == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(trainer.gradient.double(), gradient, rtol=1e-4, atol=1e-7)
     several = [batch(3, sequences=3), batch(4), batch(5, share=0.0)]
     parts = [(exact(one)[0], counted(one)) for one in several[:2]]

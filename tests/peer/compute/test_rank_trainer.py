@@ -73,7 +73,7 @@ def test_a_rank_without_memory_says_so_and_repeats_the_step(monkeypatch: pytest.
     mine, calm = trainer((1.0, 0.0)), trainer()
     compute, sizes = mine._model.add_up, list[int | None]()
 
-    def add_up(tokens: Tensor, rows_at_once: int | None = None) -> float:
+    def add_up(tokens: Tensor, rows_at_once: int | None = None, samples: Sequence[int] = ()) -> float:
         sizes.append(rows_at_once)
         if rows_at_once == 2:
             raise torch.OutOfMemoryError
@@ -91,7 +91,7 @@ def test_a_rank_of_a_cut_model_ends_its_group_for_a_smaller_one(monkeypatch: pyt
     cut = Scripted(Layout(shard=2), 1, torch.device("cpu"))
     mine._ranks, mine.on_smaller = cut, told.append
 
-    def add_up(tokens: Tensor, rows_at_once: int) -> float:
+    def add_up(tokens: Tensor, rows_at_once: int, samples: Sequence[int]) -> float:
         raise torch.OutOfMemoryError
 
     monkeypatch.setattr(mine._model, "add_up", add_up)

@@ -331,6 +331,7 @@ def test_a_base_with_an_adapter_is_read() -> None:
         ("rank = 4", "targets = []", "[adapter] targets: targets is empty: name some of q_proj, "),
         ("rank = 4", 'targets = ["lm_head"]', "[adapter] targets: targets is 'lm_head': choose one of q_proj, "),
         ("rank = 4", 'targets = ["q_proj", "q_proj"]', "[adapter] targets: targets are not in order, or not once each"),
+        ("rank = 4", "rank = 4\ndropout = 1.0", "dropout is 1.0: choose a share of at least 0 and below 1"),
         ("rank = 4", "rnk = 4", "[adapter] rnk: unknown field: write rank"),
         ('base = "folder"', "base = 3", "line 6: [model] base: base is 3: name the folder of a checkpoint, or its id"),
         ('base = "folder"', 'base = "f"\ninit = "f"', "init and base exclude each other"),

@@ -13,7 +13,7 @@ import pytest
 from blake3 import blake3
 
 from optim.config import CodecConfig, DilocoConfig, LionConfig
-from peer.config import DataConfig, RopeScaling
+from peer.config import AdapterConfig, DataConfig, RopeScaling
 from peer.errors import NotAdmitted, ProtocolViolation, RemoteError
 from peer.identity import Identity, Signed, sign_body
 from swarm.protocol.head import Head
@@ -207,6 +207,11 @@ def test_rules_that_older_software_would_break_are_required() -> None:
     stretched = msgspec.structs.replace(plain, rope_scaling=RopeScaling(kind="linear", factor=2.0))
     assert (model_features(plain), model_features(stretched)) == ((), ("rope_kind",))
     assert model_features(msgspec.structs.replace(plain, attention_bias=True, output_bias=True)) == ("output_bias",)
+    for adapter, needed in (
+        (AdapterConfig(), ("adapter",)),
+        (AdapterConfig(dropout=0.1), ("adapter", "adapter_dropout")),
+    ):
+        assert model_features(msgspec.structs.replace(plain, adapter=adapter)) == needed
     with pytest.raises(ValueError, match="requires lacks"):
         make_manifest(AUTHORITY.peer_id, model=stretched)
     layered = CodecConfig(up="lgreco")

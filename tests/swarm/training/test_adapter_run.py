@@ -31,8 +31,9 @@ def tuning(base: Path, quantize: str = "", stages: int = 1) -> str:
     """Return a RUN.toml that tunes the checkpoint in `base`."""
     before, _, rest = RUN_TOML.partition("[model]")
     data = rest[rest.index("[data]") :]
-    model = f'[model]\nbase = "{base}"\n{quantize}\n[adapter]\nrank = 4\nalpha = 8\n\n[tokenizer]\nsource = "bytes"\n\n'
-    return before + model + data + (f"\n[pipeline]\nstages = {stages}\nmicro_batch = 2\n" if stages > 1 else "")
+    adapter = "[adapter]\nrank = 4\nalpha = 8\n" + "dropout = 0.1\n" * (stages > 1)
+    model = f'[model]\nbase = "{base}"\n{quantize}\n{adapter}\n[tokenizer]\nsource = "bytes"\n\n'
+    return before + model + data + f"\n[pipeline]\nstages = {stages}\nmicro_batch = 2\n" * (stages > 1)
 
 
 async def export(*arguments: str | Path) -> None:
