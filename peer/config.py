@@ -267,6 +267,12 @@ class DataConfig(msgspec.Struct, frozen=True, kw_only=True):
     pages: PagesConfig | None = None
     """In a manifest: the data set of the source "pages"."""
 
+    @property
+    def has_marks(self) -> bool:
+        """Whether only some tokens of the data set count in the loss: a window has a bit for each then, beside ids of 2
+        or 4 bytes (`peer.data.pages.index`)."""
+        return self.pages is not None and self.pages.row_bytes % (self.seq_len + 1) != 0
+
     def __post_init__(self) -> None:
         check_range(self, 1, TOKENS_MAX, "seq_len")
         check_range(self, 1, TEXT_BYTES_MAX, "max_bytes")

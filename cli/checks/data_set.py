@@ -37,7 +37,7 @@ def folder_finding(folder: Path, manifest: Manifest | None = None) -> Finding:
         built = BuiltPages.open(folder, None if manifest is None else manifest.data.pages)
         index = built.index
         if manifest is not None:
-            check_index(index, manifest.tokenizer, manifest.data.seq_len, manifest.stages)
+            check_index(index, manifest.tokenizer, manifest.data.seq_len)
             check_vocabulary(index, manifest.model.vocab_size)
         pages = sampled(index)
         for page in pages:

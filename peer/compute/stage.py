@@ -20,7 +20,7 @@ from peer.compute.device import Device, narrow_type
 from peer.compute.gradient_accumulator import GradientSum
 from peer.compute.optimizer import InnerSpec
 from peer.compute.rank_optimizer import RankOptimizer
-from peer.compute.stage_checks import check_gradient, check_input, require_finite, require_finite_norm
+from peer.compute.stage_checks import check_gradient, check_input, pass_scale, require_finite, require_finite_norm
 from peer.compute.stage_forward_backward import CutForwardBackward, ForwardBackward
 from peer.compute.train_loop import learning_rate
 from peer.config import InnerConfig, ModelConfig
@@ -95,6 +95,7 @@ class Stage:
         def over(flat: Tensor) -> ForwardBackward | CutForwardBackward:
             if scratch is None:
                 decoder = Decoder(model, flat, spec.span, base)
+                decoder.marked = spec.marked
                 return ForwardBackward(decoder, inner, device, self._graph_bytes, ranks)
             return CutForwardBackward(model, inner, device, spec, flat, scratch, ranks)
 
@@ -153,7 +154,7 @@ class Stage:
         self._check(micro_batch)
         held = self.held.find(micro_batch)
         check_gradient(self.spec, self.model, held.shape, gradient)
-        tried = self._pass_scale(held, gradient)
+        tried = pass_scale(self.scaler, gradient, held.shape.numel())
         if gradient is not None:
             gradient = self.share.dealt(gradient, torch.zeros_like(gradient[:1]))
         root = held.root
@@ -161,7 +162,8 @@ class Stage:
         of_input, of_weights, scale = self._gradients(held, root, gradient, micro_batch.count, tried)
         self.held.remove(micro_batch.key)
         if micro_batch.count:
-            self.gradient.add(micro_batch, held.shape.numel(), of_weights, scale)
+            targets = held.shape.numel() if micro_batch.targets is None else micro_batch.targets
+            self.gradient.add(micro_batch, targets, of_weights, scale)
             self._seen[micro_batch.id] = micro_batch.epoch
         if of_input is None:
             return None
@@ -203,7 +205,7 @@ class Stage:
         present = self._require_weights()
         own = gradient is None
         if gradient is None:
-            if not self.gradient.tokens:
+            if not self.gradient.counted:
                 raise StageRefused("no micro-batch was counted since the last step: send micro-batches first", "empty")
             gradient = self._mean()
         elif gradient.shape != (self.layout.numel,):
@@ -214,13 +216,15 @@ class Stage:
         norm = require_finite_norm(self.share.norm(gradient), "the gradient") if norm is None else norm
         if not math.isfinite(norm):
             raise StageRefused("the norm of the gradient is not finite", "not_finite")
+        learns = not own or self.gradient.tokens > 0
         taken = self.gradient.forget().micro_batches if own else ()
         if norm > self.inner.clip_norm:
             gradient.mul_(self.inner.clip_norm / norm)
         epoch = present if epoch is None else epoch
         self._keep_previous(epoch)
-        self.optimizer.lr = learning_rate(self.inner, step)
-        self.optimizer.step(self.local, gradient)
+        if learns:  # else none of its tokens counts in the loss
+            self.optimizer.lr = learning_rate(self.inner, step)
+            self.optimizer.step(self.local, gradient)
         return self._moved(epoch, taken)
 
     @torch.no_grad()
@@ -279,22 +283,6 @@ class Stage:
                 if tried is not None:
                     tried.keep()
                 return *found, scale
-
-    def _pass_scale(self, held: HeldMicroBatch, gradient: Tensor | None) -> PassScale | None:
-        """Return the scale that a backward from this gradient (B, T, C) begins with; None unless in fp16. All ranks
-        have the whole gradient, and so the same scale. Raises StageRefused ("not_finite") if none is small enough."""
-        if self.scaler is None:
-            return None
-        if gradient is None:
-            return PassScale(self.scaler, None)
-        largest = float(torch.linalg.vector_norm(gradient, math.inf))
-        tried = PassScale(self.scaler, largest / held.shape.numel())
-        if tried.overflows:
-            raise StageRefused(
-                f"the gradient has a value of {largest:.1e}, too large for fp16 at any scale: send another gradient",
-                "not_finite",
-            )
-        return tried
 
     def _scale(self, held: HeldMicroBatch) -> float:
         """Return the factor of the gradients in a backward pass. The scaler's is that of the mean loss; the loss here

@@ -14,6 +14,8 @@ from torch import Tensor
 from peer.config import ModelConfig
 from peer.errors import StageReason, StageRefused
 from peer.ipc.stage_spec import StageSpec
+from peer.model.marks import ids_of
+from peer.model.mixed_precision import LossScaler, PassScale
 
 NORM_MAX: Final = 1e18
 """The limit for the norm of an input: far above the norms of hidden states and their gradients, even in diverged
@@ -36,7 +38,7 @@ def check_input(spec: StageSpec, model: ModelConfig, x: Tensor, targets: Tensor 
     if targets is not None:
         _require(targets.dtype == torch.int64, f"targets are int64, not {targets.dtype}", "dtype")
         _require(targets.shape == x.shape[:2], f"targets {tuple(targets.shape)} for {tuple(x.shape[:2])}", "shape")
-        _check_ids(model, targets)
+        _check_ids(model, ids_of(targets) if spec.marked else targets)
     if spec.is_first:
         _check_ids(model, x)
     else:
@@ -61,6 +63,24 @@ def check_gradient(spec: StageSpec, model: ModelConfig, shape: torch.Size, gradi
     wanted = (*shape, model.hidden_size)
     _require(gradient.shape == wanted, f"the gradient has the shape {tuple(gradient.shape)}, not {wanted}", "shape")
     _require_sane(gradient, "the gradient")
+
+
+def pass_scale(scaler: LossScaler | None, gradient: Tensor | None, tokens: int) -> PassScale | None:
+    """Return the scale that a backward of so many tokens begins with, from the gradient of the output (B, T, C) or
+    (None) from the loss; None unless in fp16. All ranks have the whole gradient, and so the same scale. Raises
+    StageRefused ("not_finite") if none is small enough."""
+    if scaler is None:
+        return None
+    if gradient is None:
+        return PassScale(scaler, None)
+    largest = float(torch.linalg.vector_norm(gradient, math.inf))
+    tried = PassScale(scaler, largest / tokens)
+    if tried.overflows:
+        raise StageRefused(
+            f"the gradient has a value of {largest:.1e}, too large for fp16 at any scale: send another gradient",
+            "not_finite",
+        )
+    return tried
 
 
 def require_finite(tensor: Tensor, name: str) -> float:

@@ -119,6 +119,7 @@ class CutForwardBackward:
         self._narrow = narrow_type(device, inner)
         self._model = CutModel(model, ranks, self._narrow, spec.span)
         self._model.bind(flat, scratch)
+        self._model.module.decoder.marked = spec.marked
         self._scratch = scratch
         self._views = self._model.pieces.layout.views(scratch)
         self.names = list(self._views)

@@ -36,6 +36,8 @@ class StageSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """The epochs that a micro-batch may be away from the stage's own, in either direction."""
     previous: bool = False
     """Keep the weights of the epoch before, for micro-batches of that epoch that do not count."""
+    marked: bool = False
+    """Whether only some targets count in the loss; the others are -1 - id (`peer.model.marks`)."""
 
     def __post_init__(self) -> None:
         if self.index < 0 or (self.index == 0) != self.span.is_first:
@@ -88,6 +90,8 @@ class MicroBatch(msgspec.Struct, frozen=True):
     times."""
     attempt: int = 0
     """Several passes of one id may be under way at a time, each with its own number."""
+    targets: int | None = None
+    """How many of its targets count in the loss; None: all."""
     sample: int = 0
     """The number of the sample in its first row, which those in the others follow: it keys what dropout drops."""
 

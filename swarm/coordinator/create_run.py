@@ -88,7 +88,7 @@ def create_run(path: Path, run: RunConfig, identity: Identity, events: EventLog)
         authority=identity.peer_id,
         created_at=int(time.time()),
         requires=(
-            *features_of(run.run, data),
+            *features_of(run.run, data, run.pipeline.stages),
             *model_features(model),
             *message_features(run.outer, run.codec),
             *inner_features(run.inner),

@@ -46,7 +46,7 @@ def with_data_set(run: RunConfig, data: Path | None) -> RunConfig:
         tokenizer = changed(tokenizer, source=str(data / TOKENIZER))
     pages = changed(run.data, pages=index.config, end_of_text=index.end_of_text)
     found = changed(run, data=pages, tokenizer=tokenizer)
-    check_index(index, read_tokenizer(found)[1], run.data.seq_len, run.pipeline.stages)
+    check_index(index, read_tokenizer(found)[1], run.data.seq_len)
     if run.model is not None:
         check_vocabulary(index, run.model.vocab_size)
     return found

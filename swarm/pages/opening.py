@@ -53,7 +53,7 @@ async def open_samples(context: PeerContext) -> AsyncIterator[SampleSupply]:
     built = await trio.to_thread.run_sync(named_pages, context.config, wanted)
     encoded = await _index(context, wanted, fetcher, mirror, built)
     index = read_index(encoded, str(context.home.page_index), wanted)
-    check_index(index, manifest.tokenizer, manifest.data.seq_len, manifest.stages)
+    check_index(index, manifest.tokenizer, manifest.data.seq_len)
     check_vocabulary(index, manifest.model.vocab_size)
     library = await trio.to_thread.run_sync(_library, context, index, built)
     host.events.emit(
@@ -95,14 +95,8 @@ def named_pages(config: JoinConfig, wanted: PagesConfig) -> BuiltPages | None:
     return BuiltPages.open(Path(config.text.folder), wanted) if config.text.folder else None
 
 
-def check_index(index: PageIndex, tokenizer: str, seq_len: int, stages: int = 1) -> None:
-    """Raise ConfigError unless a data set is of that tokenizer, as a manifest names it, and length of sequences, and a
-    model in so many stages can be trained on it."""
-    if index.masked and stages > 1:
-        raise ConfigError(
-            "in the data set only answers count in the loss, of which the stages of a pipeline do not know: set"
-            " [pipeline] stages = 1, or build it without --chat"
-        )
+def check_index(index: PageIndex, tokenizer: str, seq_len: int) -> None:
+    """Raise ConfigError unless a data set is of that tokenizer, as a manifest names it, and length of sequences."""
     if index.tokenizer != tokenizer:
         raise ConfigError(
             f"the data set was made by the tokenizer {index.tokenizer[:16]} and the model's is {tokenizer[:16]}: build"

@@ -22,6 +22,8 @@ class PipelineSettings:
     seq_len: int
     hidden_size: int
     vocab_size: int
+    marked: bool = False
+    """Whether only some tokens count in the loss (`peer.model.marks`)."""
     activations: Activations = "int8"
     """The code of hidden states and their gradients on the wire."""
     synchronous: bool = False

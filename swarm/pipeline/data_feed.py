@@ -12,8 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 from typing import Final
 
-import numpy as np
-import torch
 import trio
 from torch import Tensor
 
@@ -25,7 +23,14 @@ from peer.net.host import Host
 from peer.net.method import Call, Empty
 from peer.net.rpc import Rpc
 from swarm.pipeline.config import PipelineSettings
-from swarm.pipeline.messages import TOKEN_BYTES, AskTokens, feed_samples_max, tokens_method
+from swarm.pipeline.messages import (
+    TOKEN_BYTES,
+    AskTokens,
+    decode_tokens,
+    encode_tokens,
+    feed_samples_max,
+    tokens_method,
+)
 from swarm.protocol.ledger import Range
 
 FEED_S: Final = 5.0
@@ -79,7 +84,7 @@ def serve_tokens(
             raise ProtocolViolation(f"{samples} samples at once: ask for 1 to {most} of this run")
         tokens = await read(call.body.ranges)
         note(call.peer, samples)
-        return Empty(), tokens.numpy().astype("<u4").data
+        return Empty(), encode_tokens(tokens)
 
     rpc.register(tokens_method(settings), on_tokens)
 
@@ -121,11 +126,11 @@ class RemoteTokens:
             self._cooling.failed(feeder)
             return None
         samples, width = sum(last - first for first, last in ranges), self._settings.seq_len + 1
-        wrong = len(reply.payload) != TOKEN_BYTES * samples * width
-        ids = np.empty(0, np.uint32) if wrong else np.frombuffer(reply.payload, "<u4")
-        if wrong or int(ids.max()) >= self._settings.vocab_size:
-            problem = f"{len(reply.payload)} bytes" if wrong else f"id {ids.max()}"
+        try:
+            if len(reply.payload) != TOKEN_BYTES * samples * width:
+                raise ProtocolViolation(f"{len(reply.payload)} bytes")
+            return decode_tokens(reply.payload, self._settings, width - 1)
+        except ProtocolViolation as problem:
             self._host.rpc.server.penalize(feeder, f"{self._method.name}: {problem} for {samples} samples")
             self._refused.add(feeder)
             return None
-        return torch.from_numpy(ids.reshape(samples, width).astype(np.int64))

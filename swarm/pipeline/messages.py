@@ -16,12 +16,16 @@ from __future__ import annotations
 from typing import Annotated, Final, Literal
 
 import msgspec
+import numpy as np
+import torch
+from torch import Tensor
 
 from peer.bounds import Hash, Loss, Name, Number, Seconds
+from peer.errors import ProtocolViolation
 from peer.identity import Signed
 from peer.net.method import Empty
 from peer.net.rpc import Method
-from peer.net.wire import LARGE_HEADER_BYTES
+from peer.net.wire import LARGE_HEADER_BYTES, Buffer
 from swarm.pipeline.activations import ActivationCode
 from swarm.pipeline.config import PipelineSettings
 from swarm.protocol.ledger import Range
@@ -44,7 +48,8 @@ Cause = Literal["", "stale", "shape", "value", "not_finite", "full", "early", "o
 
 
 class ForwardRequest(msgspec.Struct, frozen=True):
-    """The payload is token ids, uint32 (batch, length + 1), then the coded hidden state (batch, length, C)."""
+    """The payload is token ids, int32 (batch, length + 1), -1 - id where one does not count in the loss, then the coded
+    hidden state (batch, length, C)."""
 
     group: Name
     """Group of the called replica."""
@@ -144,7 +149,7 @@ class Receipt(msgspec.Struct, frozen=True):
 
 
 class AskTokens(msgspec.Struct, frozen=True):
-    """Asks a feeder for token ids. The payload of the answer is uint32 (samples, T + 1)."""
+    """Asks a feeder for token ids. The payload of the answer is int32 (samples, T + 1), as in `ForwardRequest`."""
 
     run_id: Name
     ranges: SampleRanges
@@ -176,6 +181,23 @@ def tokens_method(settings: PipelineSettings) -> Method[AskTokens, Empty]:
         reply_payload_max=token_bytes(feed_samples_max(settings), settings.seq_len),
         header_bytes=RANGES_HEADER_BYTES,
     )
+
+
+def encode_tokens(tokens: Tensor) -> memoryview:
+    """Return token ids (n, T + 1) int64 as they cross the wire."""
+    return tokens.numpy().astype("<i4").data.cast("B")
+
+
+def decode_tokens(payload: Buffer, settings: PipelineSettings, length: int) -> Tensor:
+    """Return what `encode_tokens` was given, of sequences of `length` + 1 tokens. Raises ProtocolViolation for ids
+    outside the vocabulary, and for marks in a run without."""
+    tokens = np.frombuffer(payload, "<i4").reshape(-1, length + 1)
+    ids = np.where(tokens < 0, ~tokens, tokens) if settings.marked else tokens
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= settings.vocab_size:
+        wrong = lowest if lowest < 0 else highest
+        raise ProtocolViolation(f"token id {wrong} in a vocabulary of {settings.vocab_size}")
+    return torch.from_numpy(tokens.astype(np.int64))
 
 
 def token_bytes(batch: int, length: int) -> int:

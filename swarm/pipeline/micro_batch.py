@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Final
 
 from torch import Tensor
 
+from peer.model.marks import counted
 from swarm.pipeline.duplicate_checks import DuplicateCheck
 from swarm.pipeline.messages import Cause, ForwardOutcome
 from swarm.protocol.ledger import Range
@@ -22,7 +24,7 @@ class MicroBatchTask:
     samples: Range
     epoch: int
     tokens: Tensor
-    """(B, T + 1) int64."""
+    """(B, T + 1) int64, with marks (`peer.model.marks`)."""
     coded: memoryview | None = None
     """The coded hidden state; None on the first stage."""
     counts: bool = True
@@ -36,6 +38,11 @@ class MicroBatchTask:
     """Seconds on the device and in coding, so far."""
     queued_s: float = 0.0
     """Seconds waiting for either, so far."""
+
+    @cached_property
+    def targets(self) -> int:
+        """How many of its tokens count in the loss."""
+        return counted(self.tokens)
 
     @property
     def batch(self) -> int:

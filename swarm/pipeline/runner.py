@@ -47,8 +47,8 @@ class MicroBatchRunner:
         on_lost: Callable[[tuple[Range, ...]], None],
     ) -> None:
         """`stood_still_until()`: when our event loop was last frozen, in trio's time. `on_counted(samples, tokens,
-        loss)` is called for each counted micro-batch, with the loss in nats summed over the tokens; `on_lost(ranges)`
-        when the worker was lost, with all its counted samples."""
+        loss)` is called for each counted micro-batch, with how many of its tokens have a loss, and their losses in
+        nats, summed; `on_lost(ranges)` when the worker was lost, with all its counted samples."""
         self.stage: Final = stage
         self.compute: Final = compute
         self.accounting: Final = accounting
@@ -129,7 +129,7 @@ class MicroBatchRunner:
         if faults.reach("pipeline_forward", self.begun) == "drop":
             await trio.sleep_forever()
         started = trio.current_time()
-        of = self.compute.name(task.samples, task.epoch, task.counts)
+        of = self.compute.name(task, task.counts)
         async with self._dropped_unless_done(of) as done:
             if self.sender is None:
                 result = await self._run_last(of, task)
@@ -144,7 +144,7 @@ class MicroBatchRunner:
     async def evaluate(self, task: MicroBatchTask) -> MicroBatchResult:
         """Run the forward pass only, for the loss."""
         compute = self.compute
-        of = compute.name(task.samples, task.epoch, False)
+        of = compute.name(task, False)
         async with compute.forward_slot(task) as slot:
             await compute.take_in(slot, task)
             loss = await compute.forward(slot, of, task, keep=False)
@@ -216,7 +216,7 @@ class MicroBatchRunner:
                 await self.compute.backward(slot, pass_, task)
                 if counts:
                     accounting.done(samples)
-                    self._on_counted(samples, task.batch * task.length, loss)
+                    self._on_counted(samples, task.targets, loss)
             finally:
                 if counts:
                     accounting.undo(samples)  # no effect after `done`

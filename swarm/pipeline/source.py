@@ -177,15 +177,16 @@ class MicroBatchSource:
                 return MicroBatchResult("refused", cause, reason, retried=retried)
             await trio.sleep(PAUSE_S)
 
-    async def evaluate(self, tokens: Tensor, timeout_s: float) -> float:
-        """Return the mean loss in nats a token of `tokens` (B, T + 1) int64, by the present weights of all stages.
-        Raises StageRefused, WorkerError, and DeadlineExceeded after `timeout_s`."""
+    async def evaluate(self, tokens: Tensor, timeout_s: float) -> tuple[float, int]:
+        """Return the loss in nats, by the present weights of all stages, summed over those of `tokens` (B, T + 1) int64
+        that count in it, and the number of these. Raises StageRefused, WorkerError, and DeadlineExceeded after
+        `timeout_s`."""
         task = self._task((0, len(tokens)), tokens, again=False, epoch=None)
         task.until = trio.current_time() + timeout_s
         result = await self._runner.evaluate(task)
         if not result.done:
             raise DeadlineExceeded(f"the evaluation did not come through: {result.reason}")
-        return result.loss / (task.batch * task.length)
+        return result.loss, task.targets
 
     def _task(self, samples: Range, tokens: Tensor, again: bool, epoch: int | None) -> MicroBatchTask:
         epoch = self._runner.accounting.epoch if epoch is None else epoch

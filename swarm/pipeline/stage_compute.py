@@ -13,18 +13,17 @@ from itertools import count
 from typing import Final
 
 import numpy as np
-import torch
 import trio
 from torch import Tensor
 
 from peer.bounds import smoothed
 from peer.errors import ProtocolViolation, StageRefused
+from peer.model.marks import ids_of
 from peer.worker.stage_client import MicroBatch, MicroBatchDone, MicroBatchSlot, StageWorkerGroup
 from swarm.pipeline.activations import ActivationCode, new_payload, view_of
 from swarm.pipeline.config import PipelineSettings
-from swarm.pipeline.messages import token_bytes
+from swarm.pipeline.messages import decode_tokens, encode_tokens, token_bytes
 from swarm.pipeline.micro_batch import MicroBatchTask
-from swarm.protocol.ledger import Range
 
 _KEPT_FOR_BACKWARDS: Final = 2  # slots that no forward may take: backwards would wait behind forwards
 SMOOTHING: Final = 0.1
@@ -50,10 +49,10 @@ class StageCompute:
         """How many micro-batches wait for their forward."""
         return self._forwards.statistics().tasks_waiting
 
-    def name(self, samples: Range, epoch: int, counts: bool) -> MicroBatch:
+    def name(self, task: MicroBatchTask, counts: bool) -> MicroBatch:
         """Return the worker's name for a new pass of the micro-batch through this stage."""
-        first, index = samples[0], self.worker_group.spec.index
-        return MicroBatch(str(first), index, epoch, counts, next(self._attempts), first)
+        first, index = task.samples[0], self.worker_group.spec.index
+        return MicroBatch(str(first), index, task.epoch, counts, next(self._attempts), task.targets, first)
 
     def hidden_bytes(self, batch: int, length: int) -> int:
         """Return the bytes of a coded hidden state, or of its gradient."""
@@ -75,7 +74,7 @@ class StageCompute:
         """Write a micro-batch into the slot: its tokens, or at later stages its hidden state."""
         started = trio.current_time()
         if task.coded is None:
-            slot.tokens(task.batch, task.length).copy_(task.tokens[:, :-1])
+            slot.tokens(task.batch, task.length).copy_(ids_of(task.tokens[:, :-1]))
         else:
             await self._code.decode(task.coded, slot.hidden(task.batch, task.length))
         if self.worker_group.spec.is_last:
@@ -92,7 +91,7 @@ class StageCompute:
         """Return the payload for the next stage."""
         started = trio.current_time()
         payload, ids = new_payload(self.payload_bytes(task.batch, task.length)), token_bytes(task.batch, task.length)
-        payload.numpy()[:ids] = np.frombuffer(task.tokens.numpy().astype("<u4").data.cast("B"), np.uint8)
+        payload.numpy()[:ids] = np.frombuffer(encode_tokens(task.tokens), np.uint8)
         await self._encode(slot.hidden(task.batch, task.length), payload[ids:])
         task.own_s += trio.current_time() - started
         return view_of(payload)
@@ -133,11 +132,8 @@ class StageCompute:
             self.service_s = smoothed(self.service_s, task.own_s, max(SMOOTHING, 1 / (self._served - COLD)))
 
     def read_tokens(self, payload: memoryview, batch: int, length: int) -> Tensor:
-        """Return (B, T + 1) int64. Raises ProtocolViolation for ids outside the vocabulary."""
-        ids = np.frombuffer(payload[: token_bytes(batch, length)], "<u4").reshape(batch, length + 1)
-        if int(ids.max()) >= self._settings.vocab_size:
-            raise ProtocolViolation(f"token id {ids.max()} in a vocabulary of {self._settings.vocab_size}")
-        return torch.from_numpy(ids.astype(np.int64))
+        """Return (B, T + 1) int64, with marks. Raises ProtocolViolation for ids outside the vocabulary."""
+        return decode_tokens(payload[: token_bytes(batch, length)], self._settings, length)
 
     async def _encode(self, x: Tensor, out: Tensor) -> None:
         try:

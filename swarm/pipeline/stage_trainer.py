@@ -113,16 +113,18 @@ class StageTrainer(WeightSync, StageListener):
         if number is None or self._source is None:
             return
         began = trio.current_time()
-        losses: list[float] = []
+        losses, tokens = list[float](), 0
         try:
             for batch in await self._held_out.batches():
-                losses.append(await self._source.evaluate(batch, timeout_s))
+                loss, targets = await self._source.evaluate(batch, timeout_s)
+                losses.append(loss)
+                tokens += targets
         except BarnraiseError as error:
             self._events.emit("evaluation_failed", round=number, reason=str(error))
             return
         ended = trio.current_time()
         self._validates_from = ended + (ended - began) / VALIDATION_SHARE
-        self.val_loss, self.val_round = math.fsum(losses) / len(losses) / self._held_out.bytes_per_token, number
+        self.val_loss, self.val_round = math.fsum(losses) / max(1, tokens) / self._held_out.bytes_per_token, number
         self._events.emit(ValEvaluated(round=number, loss=finite_loss(self.val_loss)))
 
     # -- events of the stage -----------------------------------------------------------------------------------------

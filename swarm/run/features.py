@@ -17,6 +17,7 @@ OUTPUT_BIAS: Final = "output_bias"
 BUNDLES: Final = "bundles"
 SHARES: Final = "shares_by_link"
 PAGES: Final = "pages"
+MARKS_IN_STAGES: Final = "marks_in_stages"
 LAYERED_BITS: Final = "lgreco_by_layer"
 SUMMED_FACTORS: Final = "powersgd_summed"
 TWO_BIT: Final = "two_bit"
@@ -28,7 +29,7 @@ ADAPTER_DROPOUT: Final = "adapter_dropout"
 FEATURES: Final = frozenset(
     {
         COMPUTE_CEILING, END_OF_TEXT, ROPE_KIND, OUTPUT_BIAS, BUNDLES, SHARES, PAGES, LAYERED_BITS, SUMMED_FACTORS,
-        TWO_BIT, SIGN_VOTES, QUANTIZED, FP16, ADAPTER, ADAPTER_DROPOUT,
+        TWO_BIT, SIGN_VOTES, QUANTIZED, FP16, ADAPTER, ADAPTER_DROPOUT, MARKS_IN_STAGES,
     }
 )  # fmt: skip
 """Features that a manifest may require (`swarm.run.manifest.CommonManifest.requires`)."""
@@ -44,12 +45,13 @@ def check_features(required: Iterable[str]) -> None:
         )
 
 
-def features_of(run: RunRules, data: DataConfig) -> tuple[str, ...]:
+def features_of(run: RunRules, data: DataConfig, stages: int = 1) -> tuple[str, ...]:
     """Return what the rules require of the software of each peer."""
     needed = {
         COMPUTE_CEILING: run.compute_s_max != COMPUTE_S,
         END_OF_TEXT: bool(data.end_of_text),
         PAGES: data.source == "pages",
+        MARKS_IN_STAGES: data.has_marks and stages > 1,
     }
     return tuple(name for name, needs in needed.items() if needs)
 

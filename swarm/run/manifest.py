@@ -140,7 +140,7 @@ class Manifest(CommonManifest, frozen=True, kw_only=True, tag_field=_TAG_FIELD, 
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        needed = {*features_of(self.run, self.data), *message_features(self.outer, self.codec)}
+        needed = {*features_of(self.run, self.data, self.pipeline.stages), *message_features(self.outer, self.codec)}
         needed |= {*inner_features(self.inner), *weight_features(None if self.base is None else self.base.quantization)}
         if not needed <= set(self.requires):
             raise ValueError("requires lacks a feature that the rules need")

@@ -120,6 +120,7 @@ def settings_of(manifest: Manifest) -> PipelineSettings:
         seq_len=manifest.data.seq_len,
         hidden_size=manifest.model.hidden_size,
         vocab_size=manifest.model.vocab_size,
+        marked=manifest.data.has_marks,
         activations=manifest.pipeline.activations,
         synchronous=manifest.synchronous,
         round_samples=outer.batch if isinstance(outer, AllReduceConfig) else 0,
@@ -136,6 +137,7 @@ def spec_of(manifest: Manifest, stage: int) -> StageSpec:
         recompute=manifest.pipeline.recompute,
         staleness=0 if synchronous else STALENESS,
         previous=synchronous,
+        marked=manifest.data.has_marks,
     )
 
 

@@ -14,13 +14,17 @@ from peer.compute.device import resolve_device
 from peer.compute.model_trainer import ModelTrainer
 from peer.compute.rank_trainer import RankTrainer
 from peer.compute.train_loop import InnerRun, InnerTrainer, run_inner
+from peer.errors import StageRefused
 from peer.footprint.layout import Layout
 from peer.footprint.step_size import StepSize
+from peer.ipc.stage_spec import MicroBatch
 from peer.model.decoder import Decoder
 from peer.model.layout import init_flat
 from peer.model.marks import counted, ids_of
 from peer.parallel.ranks import Ranks
 from tests.peer.compute.test_train_loop import INNER, MODEL
+from tests.peer.support.stage_harness import MODEL as STAGED
+from tests.peer.support.stage_harness import SPLITS, open_stages, relative, taken
 
 CPU = resolve_device("cpu")
 
@@ -116,3 +120,54 @@ def test_a_run_tells_the_mean_loss_of_the_steps_in_which_something_counted() -> 
         one_device(), lambda numbers: batch(1, 0.0), run.__class__(range(4), 0, 60.0, None, run.stopped)
     )
     assert nothing.steps == 1 and math.isnan(nothing.loss)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_stages_have_the_mean_over_the_tokens_that_count(count: int) -> None:
+    """Of three micro-batches of one step, in one of which none counts."""
+    batches = [marked(1, 0.3), marked(2, 0.8), marked(3, 0.0)]
+    chain = open_stages(SPLITS[count], marked=True)
+    total = 0.0
+    for number, tokens in enumerate(batches):
+        x, seed, of = ids_of(tokens[:, :-1]), None, [(str(number), index, 0) for index in range(count)]
+        for stage, name in zip(chain, of, strict=True):
+            targets = tokens[:, 1:] if stage.spec.is_last else None
+            x = stage.forward(MicroBatch(*name, targets=counted(tokens)), x, targets)
+        total += float(x.sum())
+        for stage, name in zip(reversed(chain), reversed(of), strict=True):
+            seed = stage.backward(MicroBatch(*name, targets=counted(tokens)), seed)
+    wide = Decoder(STAGED, init_flat(STAGED, seed=0).double())
+    wide.cos, wide.sin = wide.cos.double(), wide.sin.double()
+    together = torch.cat(batches)
+    targets = torch.where(together[:, 1:] < 0, -100, together[:, 1:])
+    loss = F.cross_entropy(wide(ids_of(together[:, :-1])).flatten(0, 1), targets.flatten(), ignore_index=-100)
+    loss.backward()
+    assert total / counted(together) == pytest.approx(float(loss.detach()), rel=1e-5)
+    by_name = {name: parameter.grad for name, parameter in wide.canonical_parameters()}
+    exact = torch.cat([by_name[name].flatten() for name in wide.layout.slots])  # type: ignore[union-attr]
+    gradient, found = taken(chain)
+    assert relative(gradient, exact) < 1e-5 and all(one.tokens == counted(together) for one in found)
+
+
+def test_a_step_of_a_stage_in_which_nothing_counts_changes_nothing() -> None:
+    (stage,) = open_stages(SPLITS[1], marked=True)
+    before, tokens = stage.local.clone(), marked(3, 0.0)
+    of = MicroBatch("a", 0, 0, targets=0)
+    stage.forward(of, ids_of(tokens[:, :-1]), tokens[:, 1:])
+    stage.backward(of)
+    assert stage.step(0).micro_batches == ("a",) and torch.equal(stage.local, before)
+    assert stage.optimizer.steps == 0
+
+
+def test_marks_are_refused_where_a_run_has_none() -> None:
+    (stage,) = open_stages(SPLITS[1])
+    tokens = marked(3, 0.5)
+    with pytest.raises(StageRefused, match="token ids lie in"):
+        stage.forward(MicroBatch("a", 0, 0), ids_of(tokens[:, :-1]), tokens[:, 1:])
+
+
+def marked(seed: int, share: float) -> Tensor:
+    """Return tokens of which about that share counts, of the stages' model."""
+    chance = torch.Generator().manual_seed(seed)
+    ids = torch.randint(0, STAGED.vocab_size, (3, 12), generator=chance)
+    return torch.where(torch.rand(ids.shape, generator=chance) < share, ids, -1 - ids)

@@ -19,8 +19,9 @@ from peer.identity import Identity
 from swarm.coordinator.data_set import open_data_set, with_data_set
 from swarm.coordinator.reopen import create_or_reopen
 from swarm.run.config import RunConfig, parse_run_config
-from swarm.run.features import PAGES
+from swarm.run.features import MARKS_IN_STAGES, PAGES, features_of
 from swarm.run.manifest import Manifest, open_manifest
+from swarm.run.sections import RunRules
 from tests.peer.data.pages.data_sets import write_data_set
 from tests.swarm.run.test_manifest import make_manifest
 
@@ -98,16 +99,18 @@ def test_what_does_not_fit_is_refused_in_a_sentence(tmp_path: Path, data: Path) 
     assert index.vocab_size == 300
     with pytest.raises(ConfigError, match="has ids below 300 and the model only 256"):
         with_data_set(run_of(), tmp_path / "large")
-    masked = msgspec.structs.replace(index, masked=True, chat_template="0" * 64, vocab_size=256)
-    (tmp_path / "large" / "index.msgpack").write_bytes(encode_index(masked))
-    for name, size in (("train", 5), ("held-out", 4)):
-        (tmp_path / "large" / f"{name}-00000.pages").write_bytes(bytes(size * masked.row_bytes))
-    text = with_settings(template(), "data", {"source": "pages", "seq_len": SEQ_LEN})
-    cut = with_settings(text, "model", {"tie_embeddings": False}) + "\n[pipeline]\nstages = 2\n"
-    with pytest.raises(ConfigError, match="of which the stages of a pipeline do not know"):
-        with_data_set(parse_run_config(cut), tmp_path / "large")
     with pytest.raises(ConfigError, match="trains on no data set"):
         open_data_set(data, None)
+
+
+def test_marks_in_stages_are_required_of_the_software(tmp_path: Path) -> None:
+    """They are in the manifest by the size of a window."""
+    for counting, stages, needed in ((None, 2, False), (0.5, 1, False), (0.5, 2, True)):
+        folder = tmp_path / f"{counting}-{stages}"
+        write_data_set(folder, seq_len=SEQ_LEN, windows=5, counting=counting)
+        data = with_data_set(run_of(), folder).data
+        assert data.has_marks == (counting is not None)
+        assert (MARKS_IN_STAGES in features_of(RunRules(name="test"), data, stages)) == needed
 
 
 def test_a_manifest_that_contradicts_itself_is_refused(data: Path) -> None:
