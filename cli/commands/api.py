@@ -6,7 +6,7 @@ Beside it there is a chat page. Both are on this machine.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -122,7 +122,7 @@ def api(
         )
     with invite_to(invite, model, dtype, quantize, device, threads) as opened:
         limits = _Limits(known, Quotas(rate, at_once), origins)
-        run_until_stopped(_Api(opened, wire, (template, tool_parser), address, limits, as_json).run, tied)
+        run_until_stopped(_Api(opened, wire, template, tool_parser, address, limits, as_json).run, tied)
 
 
 def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:
@@ -171,12 +171,12 @@ class _Api:
 
     named: NamedModel
     wire: WireType | None
-    chat: tuple[str | None, str]
-    """--template and --tool-parser."""
+    template: str | None
+    tool_parser: str
     address: ListenAddress
     limits: _Limits
     as_json: bool
-    _sentence: str = ""
+    _sentence: str = field(default="", init=False)
 
     async def run(self) -> None:
         from swarm.gateway.app import Gateway, gateway_app
@@ -185,7 +185,7 @@ class _Api:
         from swarm.web.listening import serve_http
 
         opened = open_model(self.named.invite, wire=self.wire, patience=self.named.patience())
-        async with opened as model, open_template(model.manifest.text, *self.chat) as template:
+        async with opened as model, open_template(model.manifest.text, self.template, self.tool_parser) as template:
             self._sentence = template.sentence
             limits = self.limits
             gateway = Gateway(model, template, limits.keys, limits.quotas, self.address.name, limits.origins)

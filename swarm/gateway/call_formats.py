@@ -123,6 +123,12 @@ class CallFormat:
     """Texts behind a call."""
     separators: str = ""
     """Signs between two calls without a mark."""
+    forced: str | None = None
+    """With which an answer begins that is calls as JSON alone (`swarm.gateway.forced_calls`); None for other forms."""
+    arguments: str = "arguments"
+    """The name of a call's arguments in its JSON."""
+    is_list: bool = False
+    """Whether the JSON is a list of calls."""
     extent: Callable[[str, int], Extent | None] = lambda text, at: Brackets(at)
     """Returns the extent of what begins there, behind a mark and white space; None if more text is needed. Raises
     ValueError if it is no call."""
@@ -276,7 +282,14 @@ def _read_python(text: str, schemas: Schemas) -> list[Call]:
 FORMATS: Final[Mapping[str, CallFormat]] = {
     form.name: form
     for form in (
-        CallFormat("hermes", ("<tool_call>",), closes=("</tool_call>",), extent=_starts("{["), read=_read_json),
+        CallFormat(
+            "hermes",
+            ("<tool_call>",),
+            closes=("</tool_call>",),
+            forced="<tool_call>\n",
+            extent=_starts("{["),
+            read=_read_json,
+        ),
         CallFormat(
             "qwen3_coder",
             ("<tool_call>",),
@@ -286,9 +299,24 @@ FORMATS: Final[Mapping[str, CallFormat]] = {
             read=_read_tags,
         ),
         CallFormat(
-            "mistral", ("[TOOL_CALLS]",), inner=("[CALL_ID]", "[ARGS]"), extent=_mistral_extent, read=_read_mistral
+            "mistral",
+            ("[TOOL_CALLS]",),
+            inner=("[CALL_ID]", "[ARGS]"),
+            forced="[TOOL_CALLS]",
+            is_list=True,
+            extent=_mistral_extent,
+            read=_read_mistral,
         ),
-        CallFormat("llama3_json", ("<|python_tag|>",), bare="{", separators=";", extent=_starts("{"), read=_read_json),
+        CallFormat(
+            "llama3_json",
+            ("<|python_tag|>",),
+            bare="{",
+            separators=";",
+            forced="",
+            arguments="parameters",
+            extent=_starts("{"),
+            read=_read_json,
+        ),
         CallFormat(
             "pythonic",
             ("<|python_start|>",),

@@ -10,10 +10,13 @@ from swarm.gateway.json_depth import DEPTH_MAX
 
 _SPACE: Final = re.compile(r"\s*")
 _NAME: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_.-]{0,63}")
-_NUMBER: Final = re.compile(r"[+-]?(?:[0-9]{1,64}(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:[eE][+-]?[0-9]{1,3})?")
+_NUMBER: Final = re.compile(r"[+-]?(?:(?:0|[1-9][0-9]{0,63})(?:\.[0-9]{0,64})?|\.[0-9]{1,64})(?:[eE][+-]?[0-9]{1,3})?")
 _PLAIN: Final = re.compile(r"[^\\\"']+")
 _CODE: Final = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})")
-_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0", "\n": ""}
+_OCTAL: Final = re.compile("[0-7]{1,3}")
+_CODED: Final = "xuUN"
+"""Letters of which a code follows; of \\N a name, which is not taken."""
+_ESCAPES: Final = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
 _WORDS: Final = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
 _CLOSES: Final = {"[": "]", "(": ")", "{": "}"}
 _INTEGER_MAX: Final = 1 << 64
@@ -123,7 +126,12 @@ class _Reader:
             if number > 0x10FFFF or 0xD800 <= number < 0xE000:
                 raise ValueError("a letter does not exist")
             return chr(number)
+        if octal := _OCTAL.match(self._text, self._at + 1):
+            self._at = octal.end()
+            return chr(int(octal[0], 8))
         sign = self._text[self._at + 1 : self._at + 2]
+        if sign in _CODED:
+            raise ValueError("a letter has no code")
         self._at += 2
         return _ESCAPES.get(sign, sign if sign in "\\\"'" else f"\\{sign}")
 
