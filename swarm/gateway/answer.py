@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm.gateway.tool_calls import CallStream, Told, ToolCall
+from swarm.gateway.tool_calls import CallStream, FoundPart, ToolCall
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
 from swarm.inference.messages import TokenDrawn
@@ -82,7 +82,7 @@ class TextAnswer:
         stream = TextStream(self._model_text, self._stops, before, self._hidden, self._calls is not None)
         waiting = list[TokenDrawn]()
         finish: Finish = "length"
-        last = list[Told]()
+        last = list[FoundPart]()
         async with aclosing(self._session.generate(prompt, count)) as tokens:
             async for drawn in tokens:
                 self.tokens += 1
@@ -108,14 +108,14 @@ class TextAnswer:
         for one in last[:-1]:
             yield AnswerPart(one.text, tuple(waiting), calls=one.calls)
             waiting.clear()
-        end = last[-1] if last else Told()
+        end = last[-1] if last else FoundPart()
         yield AnswerPart(end.text, tuple(waiting), finish, calls=end.calls)
 
-    def _told(self, text: str, stream: TextStream) -> list[Told]:
+    def _told(self, text: str, stream: TextStream) -> list[FoundPart]:
         """Return what the last token has made certain. `text`: what it has in `stream`."""
         self.text = stream.text
         if self._calls is None:
-            return [Told(text)] if text else []
+            return [FoundPart(text)] if text else []
         return [told for piece, is_shown in stream.pieces for told in self._calls.push(piece, is_shown)]
 
 

@@ -1,7 +1,7 @@
 """Forms in which models write calls of functions: one table, chosen by the chat template or by --tool-parser.
 
-A form says at which marks a call may begin, where the text of a call ends, and what it calls. Servers are strangers, and so
-are models: each step takes a time linear in the text, and depth is bounded.
+A form says at which marks a call may begin, where the text of a call ends, and what it calls. Servers and models are
+not trusted: each step takes a time linear in the text, and depth is bounded.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ _SIGNS_OF: Final = (
     (("<|python_tag|>",), "llama3_json"),
     (('"parameters": dictionary',), "llama3_json"),
 )
-"""The texts by which a template shows which form its model writes, all of them needed; the first line that holds counts."""
+"""The texts that a template of each form has, all of a line; the first line that holds counts."""
 _TAKES_TOOLS: Final = re.compile(r"\btools\b")
 
 

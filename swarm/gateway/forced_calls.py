@@ -1,7 +1,7 @@
 """Calls that a `tool_choice` of required or a name forces: what a grammar needs to make a model write them.
 
-This is the seam for grammars. Until there are any, `swarm.gateway.tools` refuses such a `tool_choice`. With them, `begin` goes
-behind the prompt and, before the answer's own text, into the answer's `CallStream`; the answer is held to `schema`.
+This is the seam for grammars. Until there are any, `swarm.gateway.tools` refuses such a `tool_choice`. With them,
+`begin` goes to the end of the prompt and, before the answer's own text, into its `CallStream`; it obeys `schema`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class ForcedCalls:
 
 def forced_calls(form: CallFormat, schemas: Schemas, name: str | None, is_parallel: bool) -> ForcedCalls | None:
     """Return what forces calls in a form, None if its calls are no JSON. `schemas`: of the parameters of the functions
-    that were offered. `name`: of the function to call; None for any of them. `is_parallel`: whether there may be several
-    calls, where the form writes them as one JSON."""
+    that were offered. `name`: of the function to call; None for any of them. `is_parallel`: whether there may be
+    several calls, where the form writes them as one JSON."""
     if form.forced is None:
         return None
     wanted = schemas if name is None else {name: schemas[name]}

@@ -34,7 +34,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Told:
+class FoundPart:
     """What a piece has made certain: text, then calls."""
 
     text: str = ""
@@ -74,19 +74,19 @@ class CallStream:
         """Whether no more calls are wanted: the answer may end."""
         return self.count > 0 and not self._is_parallel
 
-    def push(self, text: str, is_shown: bool = True) -> list[Told]:
-        """Add a piece; return what is now certain, in order. What is not shown is a whole special token: it counts if it
-        is a sign of the form, and is then text like others where it belongs to no call."""
+    def push(self, text: str, is_shown: bool = True) -> list[FoundPart]:
+        """Add a piece; return what is now certain, in order. `is_shown`: False for a hidden
+        special token. Such a one counts only as a sign of the form; where it belongs to no call it is text."""
         if is_shown or text.strip() in self._signs:
             self._text += text
         return self._certain(whole=False)
 
-    def finish(self) -> list[Told]:
+    def finish(self) -> list[FoundPart]:
         """Return what was held back."""
         return self._certain(whole=True)
 
-    def _certain(self, whole: bool) -> list[Told]:
-        found = list[Told]()
+    def _certain(self, whole: bool) -> list[FoundPart]:
+        found = list[FoundPart]()
         while not self.is_done:
             told = self._text_step(whole) if self._begun is None else self._call_step(self._begun, whole)
             if told is None:
@@ -97,7 +97,7 @@ class CallStream:
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
-    def _text_step(self, whole: bool) -> Told | None:
+    def _text_step(self, whole: bool) -> FoundPart | None:
         """Tell text before a call; return None if that needs more."""
         if not self._text or (self._close_is_due and not self._passed_close(whole)):
             return None
@@ -152,7 +152,7 @@ class CallStream:
 
     # -- calls --------------------------------------------------------------------------------------------------------
 
-    def _call_step(self, begun: _Begun, whole: bool) -> Told | None:
+    def _call_step(self, begun: _Begun, whole: bool) -> FoundPart | None:
         """Read a call; return None if that needs more."""
         try:
             end = self._end(begun)
@@ -171,7 +171,7 @@ class CallStream:
         self._is_bare = self._close_is_due = True
         wanted = calls if self._is_parallel else calls[:1]
         self.count += len(wanted)
-        return Told(calls=tuple(ToolCall(_new_id(), name, arguments) for name, arguments in wanted))
+        return FoundPart(calls=tuple(ToolCall(_new_id(), name, arguments) for name, arguments in wanted))
 
     def _end(self, begun: _Begun) -> int | None:
         """Return where a call ends, None if more is needed. Raises ValueError if it is none."""
@@ -181,7 +181,7 @@ class CallStream:
             begun.extent = self._form.extent(self._text, begun.body)
         return None if begun.extent is None else begun.extent.end(self._text)
 
-    def _no_call(self, begun: _Begun) -> Told:
+    def _no_call(self, begun: _Begun) -> FoundPart:
         """Tell the mark as text. Behind it another call may begin."""
         self._begun = None
         self._failures += 1
@@ -189,13 +189,13 @@ class CallStream:
 
     # -- the text that is not told yet --------------------------------------------------------------------------------
 
-    def _told(self, size: int) -> Told:
+    def _told(self, size: int) -> FoundPart:
         """Take so many letters from the text, and return them."""
         text = self._text[:size]
         self._drop(size)
         if text:
             self._is_bare = False
-        return Told(text)
+        return FoundPart(text)
 
     def _drop(self, size: int) -> None:
         self._text = self._text[size:]

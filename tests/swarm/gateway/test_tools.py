@@ -3,72 +3,40 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from blake3 import blake3
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 from peer.model.text_rules import TextRules
 from swarm.gateway.asks import GenerationAsk, read_chat
 from swarm.gateway.errors import ApiError
 from swarm.gateway.json_depth import DEPTH_MAX
 from swarm.gateway.template import ChatTemplate, TemplateFailed, ToolsRefused, open_template
+from tests.swarm.gateway.tool_models import CLOCK, TEMPLATES, WEATHER
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "get_weather",
-        "description": "The weather <now> in „Köln“",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-            "required": ["city"],
-        },
-    },
-}
-CLOCK = {"type": "function", "function": {"name": "clock"}}
-CALLED = {
+CALLED: dict[str, Any] = {
     "role": "assistant",
     "content": None,
     "tool_calls": [
         {
             "id": "call_1",
             "type": "function",
-            "function": {"name": "get_weather", "arguments": '{"city": "Bonn", "n": 1}'},
+            "function": {"name": "get_weather", "arguments": '{"city": "Bonn <é>", "n": 1}'},
         },
         {"id": "call_2", "type": "function", "function": {"name": "clock", "arguments": ""}},
     ],
 }
-TALK = [
+TALK: list[dict[str, Any]] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "How is it there?"},
     CALLED,
     {"role": "tool", "tool_call_id": "call_1", "content": "sunny"},
     {"role": "tool", "tool_call_id": "call_2", "content": [{"type": "text", "text": "12:00"}]},
 ]
-# in the form of Hermes and Qwen, with what else templates do: an indent, the name of a result
-TOOLED = """{{- '<|im_start|>system\\n' }}
-{%- if messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
-{%- if tools %}
-    {{- '<tools>' }}{%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{{- tool.function | tojson(indent=4) }}{%- endfor %}
-    {{- '</tools>\\nAnswer <tool_call>\\n{"name": ..., "arguments": ...}\\n</tool_call>' }}
-{%- endif %}
-{{- '<|im_end|>\\n' }}
-{%- for message in messages %}
-    {%- if message.role == 'assistant' and message.tool_calls %}
-        {{- '<|im_start|>assistant' }}{%- if message.content %}{{- '\\n' + message.content }}{%- endif %}
-        {%- for call in message.tool_calls %}
-            {{- '\\n<tool_call>\\n{"name": "' + call.function.name + '", "arguments": ' }}
-            {{- call.function.arguments | tojson }}{{- '}\\n</tool_call>' }}{{- call.id }}
-            {%- for name, value in call.function.arguments.items() %}{{- name }}{%- endfor %}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == 'tool' %}
-        {{- '<tool_response>' + message.name + message.tool_call_id + message.content + '</tool_response>\\n' }}
-    {%- elif message.role != 'system' %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
 def chat(**body: Any) -> GenerationAsk:
@@ -82,42 +50,71 @@ def refusal(**body: Any) -> ApiError:
     return refused.value
 
 
-def golden(talk: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+def golden(source: str, talk: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
     """Return what `transformers` makes of a conversation with tools."""
-    from transformers.utils.chat_template_utils import render_jinja_template
+    from transformers import PreTrainedTokenizerFast
 
-    texts, _ = cast(Any, render_jinja_template)(
-        [talk], chat_template=TOOLED, tools=tools, add_generation_prompt=True, bos_token="<s>", eos_token="</s>"
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel({"<s>": 0, "</s>": 1}, unk_token="</s>")),
+        bos_token="<s>",
+        eos_token="</s>",
     )
-    return str(texts[0])
+    text = cast(Any, tokenizer.apply_chat_template)(
+        talk, tools=tools, chat_template=source, tokenize=False, add_generation_prompt=True
+    )
+    return str(text)
+
+
+def of_templates(talk: list[dict[str, Any]], ids: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a conversation as templates take it: arguments are objects, and results have the name of their function.
+    `ids`: of its calls."""
+    given, names = list[dict[str, Any]](), dict[str, str]()
+    for message in talk:
+        message = dict(message)
+        if "tool_calls" in message:
+            message["content"] = ""
+            message["tool_calls"] = [dict(call, function=dict(call["function"])) for call in message["tool_calls"]]
+            for call in message["tool_calls"]:
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
+                names[call["id"]] = call["function"]["name"]
+                call["id"] = ids[list(names).index(call["id"])]
+        if "tool_call_id" in message:
+            id = message["tool_call_id"]
+            message |= {"tool_call_id": ids[list(names).index(id)], "name": names[id]}
+        if isinstance(message["content"], list):
+            message["content"] = "".join(part["text"] for part in message["content"])
+        given.append(message)
+    return given
 
 
 @pytest.mark.process
-async def test_a_template_gets_tools_as_transformers_gives_them() -> None:
-    function = {**CLOCK["function"], "parameters": {"type": "object", "properties": {}}}  # type: ignore[dict-item]
-    tools = [WEATHER, {"type": "function", "function": function}]
-    first, second = CALLED["tool_calls"]
-    calls = [
-        {**first, "function": {"name": "get_weather", "arguments": {"city": "Bonn", "n": 1}}},  # type: ignore[dict-item]
-        {**second, "function": {"name": "clock", "arguments": {}}},  # type: ignore[dict-item]
-    ]
-    talk = [
-        *TALK[:2],
-        {"role": "assistant", "content": "", "tool_calls": calls},
-        {**TALK[3], "name": "get_weather"},
-        {**TALK[4], "name": "clock", "content": "12:00"},
-    ]
-    ask, quiet = chat(tools=[WEATHER, CLOCK], messages=TALK), chat(tools=[WEATHER], tool_choice="none", messages=TALK)
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
+async def test_a_template_gets_tools_as_transformers_gives_them(form: str) -> None:
+    talk, ids = TALK, ["call_1", "call_2"]
+    if form == "llama3_json":  # one call a message
+        calls = [{**CALLED, "tool_calls": [call]} for call in CALLED["tool_calls"]]
+        talk = [*TALK[:2], calls[0], TALK[3], calls[1], TALK[4]]
+    if form == "mistral":
+        ids = [blake3(id.encode()).hexdigest()[:9] for id in ids]
+    tools = [WEATHER, {**CLOCK, "function": {**CLOCK["function"], "parameters": {"type": "object", "properties": {}}}}]
+    ask, quiet = chat(tools=[WEATHER, CLOCK], messages=talk), chat(tools=[WEATHER], tool_choice="none", messages=talk)
     assert ask.tools is not None and quiet.tools is None
-    async with open_template(TextRules(bos="<s>", eos="</s>", chat_template=TOOLED)) as template:
-        assert template.form.name == "hermes"
-        assert await template.render(ask.messages, ask.tools.given) == golden(talk, tools)
-        assert await template.render(quiet.messages) == golden(talk, None)
+    async with open_template(TextRules(bos="<s>", eos="</s>", chat_template=TEMPLATES[form])) as template:
+        assert template.form.name == form
+        with_tools = await template.render(ask.messages, ask.tools.given)
+        assert with_tools == golden(TEMPLATES[form], of_templates(talk, ids), tools)
+        assert "„Köln“" in with_tools and "Bonn <é>" in with_tools and "sunny" in with_tools
+        without = await template.render(quiet.messages)
+        assert without == golden(TEMPLATES[form], of_templates(talk, ids), None)
+        assert "„Köln“" not in without
 
 
 @pytest.mark.process
 async def test_mistrals_templates_get_ids_of_nine_letters() -> None:
-    source = "[TOOL_CALLS]{{ tools }}{% for m in messages %}{{ (m.tool_calls or [m])[0].id }} {{ m.tool_call_id }};{% endfor %}"
+    source = (
+        "[TOOL_CALLS]{{ tools }}"
+        "{% for m in messages %}{{ (m.tool_calls or [m])[0].id }} {{ m.tool_call_id }};{% endfor %}"
+    )
     async with open_template(TextRules(chat_template=source)) as template:
         text = await template.render(chat(messages=TALK[1:4]).messages)
     called, answered = text.split(";")[1].strip(), text.split(";")[2].strip()
@@ -138,7 +135,7 @@ async def test_a_model_that_takes_no_tools_says_so() -> None:
 
 
 def test_what_is_read_of_tools() -> None:
-    strict = {"type": "function", "vendor": 1, "function": {**WEATHER["function"], "strict": True}}  # type: ignore[dict-item]
+    strict = {"type": "function", "vendor": 1, "function": {**WEATHER["function"], "strict": True}}
     ask = chat(tools=[strict, CLOCK], parallel_tool_calls=False)
     assert ask.tools is not None and not ask.tools.is_parallel and ask.tools.given[0] == WEATHER
     assert ask.ignored == ("tools.vendor", "tools.strict")
@@ -169,6 +166,10 @@ def test_a_call_cannot_be_forced(choice: Any) -> None:
     error = refusal(tools=[CLOCK], tool_choice=choice)
     assert (error.code, error.param) == ("unsupported_parameter", "tool_choice")
     assert "cannot force a call: send auto or none" in str(error)
+
+
+def called(name: str, arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": name, "arguments": arguments}}]}
 
 
 def named(name: Any) -> dict[str, Any]:
@@ -218,13 +219,13 @@ def test_tools_have_bounds(change: dict[str, Any], words: str) -> None:
         ({"role": "user", "content": "x", "tool_calls": [{}]}, "tool_calls is not supported"),
         ({"role": "assistant", "tool_calls": {}}, "no list"),
         ({"role": "assistant", "tool_calls": [{"type": "custom", "id": "1"}]}, "no call of a function"),
-        ({"role": "assistant", "tool_calls": [{"id": "1", **named("a.b")}]}, "send 1 to 64"),
+        (called("a.b", ""), "send 1 to 64"),
         (
-            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": "[1]"}}]},
+            called("f", "[1]"),
             "no JSON object",
         ),
         (
-            {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": {}}}]},
+            called("f", {}),
             "no JSON object",
         ),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}, "id is no text"),
