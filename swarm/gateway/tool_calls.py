@@ -19,6 +19,8 @@ CALL_CHARS_MAX: Final = 1 << 20
 """Of one call; a longer one is text."""
 _FAILURES_MAX: Final = 16
 """Of what looks like a call, in one answer; what follows is text. Each is read again for calls inside."""
+SPACE_CHARS_MAX: Final = 256
+"""White space around a mark; more is text, so that the time for a piece does not grow with what came before."""
 _ID_LETTERS: Final = 24
 _ALPHABET: Final = string.ascii_letters + string.digits
 
@@ -104,17 +106,21 @@ class CallStream:
         if self._failures >= _FAILURES_MAX or self.count >= CALLS_MAX:
             return self._told(len(self._text)) if self._text else None
         if (begun := self._found()) is not None:
-            before = len(self._text[: begun.at].rstrip())
+            before = self._before(begun.at)
             self._begun = begun
             begun.at -= before
             return self._told(before)
         if whole:
-            if self.count and self._is_bare and not self._text.strip():
+            if self.count and self._is_bare and len(self._text) <= SPACE_CHARS_MAX and not self._text.strip():
                 self._drop(len(self._text))
             return self._told(len(self._text)) if self._text else None
         sure = len(self._text) - max(overlap(self._text, mark) for mark in (*self._form.marks, self._form.opening))
-        before = len(self._text[:sure].rstrip())
+        before = self._before(sure)
         return self._told(before) if before else None
+
+    def _before(self, end: int) -> int:
+        """Return how much of the text up to there is told, without the white space at its end."""
+        return max(len(self._text[:end].rstrip()), end - SPACE_CHARS_MAX)
 
     def _found(self) -> _Begun | None:
         """Return the first call that may begin in the text."""
@@ -123,8 +129,9 @@ class CallStream:
             places.append((found, 0))
         if self._is_bare and self._form.bare:
             rest = self._text.lstrip()
-            if rest and rest[0] in self._form.bare:
-                places.append((len(self._text) - len(rest), 0))
+            space = len(self._text) - len(rest)
+            if space <= SPACE_CHARS_MAX and rest and rest[0] in self._form.bare:
+                places.append((space, 0))
         if not places:
             return None
         at, size = min(places)
@@ -133,6 +140,9 @@ class CallStream:
     def _passed_close(self, whole: bool) -> bool:
         """Pass what closes a call, or stands between two; return False if more is needed."""
         form, rest = self._form, self._text.lstrip()
+        if len(self._text) - len(rest) > SPACE_CHARS_MAX:
+            self._close_is_due = False
+            return True
         for close in form.closes:
             if not whole and rest != close and close.startswith(rest):
                 return False
@@ -143,9 +153,10 @@ class CallStream:
                 return False
             if rest and rest[0] in form.separators:
                 next_ = rest[1:].lstrip()
-                if not whole and any(mark.startswith(next_) and mark != next_ for mark in form.marks):
+                is_near = len(rest) - len(next_) <= SPACE_CHARS_MAX
+                if is_near and not whole and any(mark.startswith(next_) and mark != next_ for mark in form.marks):
                     return False
-                if next_ and (next_[0] in form.bare or next_.startswith(form.marks)):
+                if is_near and next_ and (next_[0] in form.bare or next_.startswith(form.marks)):
                     self._drop(len(self._text) - len(next_))
         self._close_is_due = False
         return True
@@ -178,6 +189,8 @@ class CallStream:
         if begun.extent is None:
             behind = self._text[begun.at + begun.mark :]
             begun.body = len(self._text) - len(behind.lstrip())
+            if begun.body - begun.at - begun.mark > SPACE_CHARS_MAX:
+                raise ValueError("too much white space follows the mark")
             begun.extent = self._form.extent(self._text, begun.body)
         return None if begun.extent is None else begun.extent.end(self._text)
 

@@ -15,7 +15,7 @@ from swarm.gateway.call_formats import FORMATS, Schemas, format_of, takes_tools
 from swarm.gateway.forced_calls import forced_calls
 from swarm.gateway.json_depth import DEPTH_MAX
 from swarm.gateway.python_values import read_python_calls
-from swarm.gateway.tool_calls import CALL_CHARS_MAX, CALLS_MAX, CallStream
+from swarm.gateway.tool_calls import CALL_CHARS_MAX, CALLS_MAX, SPACE_CHARS_MAX, CallStream
 from tests.swarm.gateway.tool_models import TEMPLATES, Calls, written
 
 SCHEMAS: Schemas = {
@@ -57,6 +57,7 @@ _FRAGMENTS = [
     *(mark for form in FORMATS.values() for mark in (*form.marks, *form.inner, *form.closes, form.opening)),
     *(written(form, calls) for form in FORMATS for calls in (TWO, TWO[1:], [("unknown", {})])),
     *'{}[]()";,\n <x\\',
+    *(size * " " for size in (SPACE_CHARS_MAX - 1, SPACE_CHARS_MAX, SPACE_CHARS_MAX + 1)),
     "</function>",
     "<parameter=city>",
     "</parameter>",
@@ -68,7 +69,7 @@ _FRAGMENTS = [
 _ANSWERS = st.lists(st.sampled_from(_FRAGMENTS), max_size=8).map("".join)
 
 
-@given(st.sampled_from(SEVERAL), _ANSWERS, st.lists(st.integers(0, 400), max_size=12), st.booleans())
+@given(st.sampled_from(SEVERAL), _ANSWERS, st.lists(st.integers(0, 4000), max_size=12), st.booleans())
 def test_pieces_of_any_size_give_the_same_calls_and_text(
     form: str, text: str, places: list[int], is_parallel: bool
 ) -> None:
@@ -243,7 +244,7 @@ def test_a_template_shows_its_form() -> None:
 def test_forced_calls_have_a_beginning_and_a_schema(form: str) -> None:
     """The seam for grammars: a text that obeys the schema is read as the call."""
     recursive = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "string"}}}
-    schemas = {"clock": {"type": "object"}, "add": recursive}
+    schemas: Schemas = {"clock": {"type": "object"}, "add": recursive}
     forced, one = (forced_calls(FORMATS[form], schemas, name, False) for name in (None, "add"))
     if form in ("pythonic", "qwen3_coder"):
         assert forced is one is None

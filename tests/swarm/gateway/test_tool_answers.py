@@ -20,7 +20,7 @@ pytestmark = pytest.mark.process
 
 CHAT = "/v1/chat/completions"
 TOOLS = [WEATHER, ADD, CLOCK]
-QUESTION = {"role": "user", "content": "How warm are Köln and Bonn together, and when?"}
+QUESTION: dict[str, Any] = {"role": "user", "content": "How warm are Köln and Bonn together, and when?"}
 CITY: Calls = [("get_weather", {"city": "Köln \"}])' \n", "days": 1}), ("get_weather", {"city": "Bonn"})]
 SUM: Calls = [("add", {"terms": [20, 1.5]})]
 TIME: Calls = [("clock", {})]

@@ -143,13 +143,14 @@ def test_what_is_read_of_tools() -> None:
     allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [CLOCK]}}
     ask = chat(tools=[WEATHER, CLOCK], tool_choice=allowed)
     assert ask.tools is not None and list(ask.tools.parameters) == ["clock"]
-    for none in (
+    nothing: tuple[dict[str, Any], ...] = (
         {},
         {"tools": []},
         {"tools": None},
         {"tools": [CLOCK], "tool_choice": "none"},
         {"tool_choice": "auto"},
-    ):
+    )
+    for none in nothing:
         assert chat(**none).tools is None and chat(**none).ignored == ()
 
 
