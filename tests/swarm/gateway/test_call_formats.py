@@ -163,6 +163,15 @@ def test_hostile_texts_are_text(form: str) -> None:
             assert found(form, cut(text, list(range(0, len(text), 97)))) == (text, [])
 
 
+@pytest.mark.parametrize("form", SEVERAL)
+def test_white_space_is_not_held_back_without_end(form: str) -> None:
+    for before in ("", FORMATS[form].marks[0], written(form, TWO)):
+        stream = CallStream(FORMATS[form], SCHEMAS)
+        stream.push(before)
+        told = "".join(one.text for _ in range(9) for one in stream.push(" " * SPACE_CHARS_MAX))
+        assert len(told) >= 8 * SPACE_CHARS_MAX
+
+
 def test_a_call_has_a_size_and_an_answer_a_number_of_calls() -> None:
     huge = written("hermes", [("get_weather", {"city": "x" * CALL_CHARS_MAX})])
     assert found("hermes", cut(huge, list(range(0, len(huge), 9999)))) == (huge, [])

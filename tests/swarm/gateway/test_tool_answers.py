@@ -8,11 +8,17 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, cast
 
+import msgspec
 import openai
 import pytest
 import trio
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from peer.model.text_rules import TextRules
+from peer.worker.text_client import open_model_text
 from tests.swarm.gateway.scripted import ScriptedModel, Site, events_of, open_site
 from tests.swarm.gateway.tool_models import ADD, CLOCK, TEMPLATES, WEATHER, Calls, MarkedText, written
 
@@ -131,6 +137,26 @@ async def test_special_tokens_of_a_form_are_seen_and_not_shown() -> None:
     assert told["choices"][0]["message"] == {
         "role": "assistant", "content": "Hi[CALL_ID] and[TOOL_CALLS] bye", "refusal": None
     }  # fmt: skip
+
+
+async def test_a_real_tokenizer_reveals_the_special_tokens_of_calls() -> None:
+    tokenizer = Tokenizer(BPE({letter: id for id, letter in enumerate(sorted(ByteLevel.alphabet()))}, []))
+    tokenizer.pre_tokenizer, tokenizer.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer.add_special_tokens(["<|python_tag|>", "<|eom_id|>"])
+    answer = tokenizer.encode(f"Schön. <|python_tag|>{written('llama3_json', SUM)}<|eom_id|>").ids
+    assert answer[-1] == 257 and answer.count(256) == 1
+    async with (
+        open_model_text(tokenizer.to_str().encode(), 258) as text,
+        site_of("llama3_json", *answer) as (site, model),
+    ):
+        await text.start()
+        model.text, model.special = text, text.special
+        model.manifest.text = msgspec.structs.replace(model.manifest.text, stops=(257,))
+        _, _, body = await site.post(CHAT, {"model": "scripted", "messages": [QUESTION], "tools": TOOLS})
+    (choice,) = body["choices"]
+    assert choice["message"]["content"] == "Schön." and choice["finish_reason"] == "tool_calls"
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"terms": [20, 1.5]}'}
 
 
 async def test_several_answers_and_one_call_each() -> None:

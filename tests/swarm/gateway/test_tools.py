@@ -244,3 +244,13 @@ def test_hostile_arguments_and_schemas_are_no_burden() -> None:
     assert chat(messages=[{"role": "assistant", "tool_calls": [arguments]}]).messages[0].calls
     arguments["function"] = {"name": "f", "arguments": '{"a":' * 50_000}
     assert refusal(messages=[{"role": "assistant", "tool_calls": [arguments]}]).param == "messages"
+
+
+@pytest.mark.process
+async def test_a_template_has_room_for_the_tools_that_it_is_given() -> None:
+    """Also where it indents them, as Llama's does."""
+    large = {"type": "function", "function": {"name": "f", "description": "x" * 100_000}}
+    async with open_template(TextRules(chat_template="{{ tools | tojson(indent=4) }}{{ messages }}")) as template:
+        ask = chat(tools=[large])
+        assert ask.tools is not None
+        assert "x" * 100_000 in await template.render(ask.messages, ask.tools.given)
