@@ -77,8 +77,8 @@ class CallStream:
         return self.count > 0 and not self._is_parallel
 
     def push(self, text: str, is_shown: bool = True) -> list[FoundPart]:
-        """Add a piece; return what is now certain, in order. `is_shown`: False for a hidden
-        special token. Such a one counts only as a sign of the form; where it belongs to no call it is text."""
+        """Add a piece; return what is now certain, in order. `is_shown`: False for a hidden special token. Such a token
+        counts only if it is a sign of the form; where it belongs to no call it is text."""
         if is_shown or text.strip() in self._signs:
             self._text += text
         return self._certain(whole=False)
