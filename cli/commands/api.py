@@ -6,7 +6,7 @@ Beside it there is a chat page. Both are on this machine.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -67,6 +67,14 @@ KEY_VARIABLE: Final = "PEER_API_KEY"
     " * for all.  [default: none]",
 )
 @template_option("How messages become text", "the model's, else plain")
+@click.option(
+    "--tool-parser",
+    metavar="NAME",
+    default="auto",
+    show_default=True,
+    help="The form in which the model calls tools: hermes, qwen3_coder, mistral, llama3_json or pythonic; auto: as the"
+    " chat template shows.",
+)
 @wire_option
 @click.option("--json", "as_json", is_flag=True, help="Print what happens as JSON lines.")
 @tied_option
@@ -85,6 +93,7 @@ def api(
     at_once: int,
     allow_origins: tuple[str, ...],
     template: str | None,
+    tool_parser: str,
     wire: WireType | None,
     as_json: bool,
     tied: bool,
@@ -98,10 +107,12 @@ def api(
         _add_key(key_file, new_key)
         return
     check_web_packages("peer api", metrics=False)
+    from swarm.gateway.call_formats import check_parser
     from swarm.gateway.limits import Quotas
     from swarm.web.listening import ListenAddress
     from swarm.web.origins import read_origin
 
+    check_parser(tool_parser)
     origins = tuple(map(read_origin, allow_origins))
     address, known = ListenAddress.parse(listen), _read_keys(keys, key_file)
     if not address.is_loopback and not known.needed:
@@ -111,7 +122,7 @@ def api(
         )
     with invite_to(invite, model, dtype, quantize, device, threads) as opened:
         limits = _Limits(known, Quotas(rate, at_once), origins)
-        run_until_stopped(_Api(opened, wire, template, address, limits, as_json).run, tied)
+        run_until_stopped(_Api(opened, wire, template, tool_parser, address, limits, as_json).run, tied)
 
 
 def _read_keys(keys: tuple[str, ...], key_file: Path | None) -> ApiKeys:
@@ -161,10 +172,11 @@ class _Api:
     named: NamedModel
     wire: WireType | None
     template: str | None
+    tool_parser: str
     address: ListenAddress
     limits: _Limits
     as_json: bool
-    _sentence: str = ""
+    _sentence: str = field(default="", init=False)
 
     async def run(self) -> None:
         from swarm.gateway.app import Gateway, gateway_app
@@ -173,7 +185,7 @@ class _Api:
         from swarm.web.listening import serve_http
 
         opened = open_model(self.named.invite, wire=self.wire, patience=self.named.patience())
-        async with opened as model, open_template(model.manifest.text, self.template) as template:
+        async with opened as model, open_template(model.manifest.text, self.template, self.tool_parser) as template:
             self._sentence = template.sentence
             limits = self.limits
             gateway = Gateway(model, template, limits.keys, limits.quotas, self.address.name, limits.origins)

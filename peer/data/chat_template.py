@@ -111,10 +111,10 @@ class ChatTemplateCode:
         self._source, self._bos, self._eos = source, bos, eos
         self._templates: dict[type[_Generation], Template] = {}
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return a conversation as text that ends where the assistant's next words begin. Raises ValueError, whose text
-        says why the template does not write it."""
-        return self._written(messages, _Generation, is_open=True)
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """Return a conversation as text that ends where the assistant's next words begin. `tools`: what the model may
+        call. Raises ValueError, whose text says why the template does not write it."""
+        return self._written(messages, _Generation, True, tools)
 
     def render_tagged(
         self, messages: Sequence[Mapping[str, str]], is_open: bool = False
@@ -124,11 +124,17 @@ class ChatTemplateCode:
         that asks for the date is given one. Raises as `render`."""
         return _untagged(self._written(messages, _MarkedGeneration, is_open))
 
-    def _written(self, messages: Sequence[Mapping[str, str]], generation: type[_Generation], is_open: bool) -> str:
+    def _written(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        generation: type[_Generation],
+        is_open: bool,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> str:
         try:
             if generation not in self._templates:
                 self._templates[generation] = _compiled(self._source, generation)
-            return self._rendered(self._templates[generation], messages, is_open)
+            return self._rendered(self._templates[generation], messages, is_open, tools)
         except MemoryError:
             reason = "it needs too much memory"
         except TemplateError as error:
@@ -137,17 +143,24 @@ class ChatTemplateCode:
             reason = f"{type(error).__name__}: {error}"
         raise ValueError(reason[:_FAULT_CHARS_MAX])
 
-    def _rendered(self, template: Template, messages: Sequence[Mapping[str, str]], is_open: bool) -> str:
+    def _rendered(
+        self,
+        template: Template,
+        messages: Sequence[Mapping[str, Any]],
+        is_open: bool,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> str:
         given = {
             "messages": [dict(message) for message in messages],
             "add_generation_prompt": is_open,
-            "tools": None,
+            "tools": None if tools is None else list(tools),
             "documents": None,
             "bos_token": self._bos,
             "eos_token": self._eos,
         }
         marks = len(messages) * len(_BEGINS + _ENDS)
-        room = OWN_CHARS_MAX + marks + sum(len(text) for message in messages for text in message.values())
+        room = OWN_CHARS_MAX + marks + sum(_size(value) for message in messages for value in message.values())
+        room += _size(tools)
         pieces, size = list[str](), 0
         for piece in template.generate(given):
             size += len(piece)
@@ -155,6 +168,13 @@ class ChatTemplateCode:
                 raise TemplateError(f"it writes more than {OWN_CHARS_MAX} characters beside the messages")
             pieces.append(piece)
         return "".join(pieces)
+
+
+def _size(value: Any) -> int:
+    """Return how many characters a template may write for a value: those of a text, and of others twice their JSON."""
+    if value is None or isinstance(value, str):
+        return len(value or "")
+    return 2 * len(json.dumps(value, indent=4))
 
 
 def _untagged(text: str) -> tuple[str, list[tuple[int, int]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
@@ -57,7 +57,11 @@ class ListSpecial(Command, frozen=True, tag="special"):
 class RenderChat(Command, frozen=True, tag="render"):
     """Asks for a conversation as text that ends where the assistant's next words begin, as a RenderedChat."""
 
-    messages: list[dict[str, str]]
+    messages: list[dict[str, Any]]
+    """Each with its role and content, and where it has them, as `transformers` gives them to a template: tool_calls,
+    whose arguments are objects, tool_call_id and name."""
+    tools: list[dict[str, Any]] | None = None
+    """The functions that the model may call; None for none."""
 
 
 class RenderedChat(msgspec.Struct, frozen=True):

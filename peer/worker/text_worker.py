@@ -76,7 +76,7 @@ class TextWorker:
         assert self._template is not None
         try:
             with _processor_time(RENDER_CPU_S):
-                return RenderedChat(text=self._template.render(command.messages))
+                return RenderedChat(text=self._template.render(command.messages, command.tools))
         except ValueError as error:
             return RenderedChat(fault=str(error))
 

@@ -8,13 +8,14 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
+from swarm.gateway.tool_calls import CallStream, FoundPart, ToolCall
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
 from swarm.inference.messages import TokenDrawn
 from swarm.inference.route import Route
 from swarm.inference.session import RemoteSession
 
-Finish = Literal["stop", "length"]
+Finish = Literal["stop", "length", "tool_calls"]
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,8 @@ class AnswerPart:
     """The tokens that came since the last piece, without one that only ends the answer."""
     finish: Finish | None = None
     """In the last piece, why it is the last."""
+    calls: tuple[ToolCall, ...] = ()
+    """Calls of functions, behind the text."""
     words: Mapping[int, str] = field(default_factory=dict)
     """Where log-probabilities are reported, the text of each token that is named."""
 
@@ -34,9 +37,15 @@ class TextAnswer:
     """An answer in a session, which the caller closes."""
 
     def __init__(
-        self, session: RemoteSession, model: ModelClient, stops: Sequence[str] = (), special: bool = False
+        self,
+        session: RemoteSession,
+        model: ModelClient,
+        stops: Sequence[str] = (),
+        special: bool = False,
+        calls: CallStream | None = None,
     ) -> None:
-        """`stops`: texts at which the answer ends, without them. `special`: show special tokens, too."""
+        """`stops`: texts at which the answer ends, without them. `special`: show special tokens, too. `calls`: finds
+        calls of functions in the text."""
         self.text = ""
         self.tokens = 0
         """How many were drawn."""
@@ -44,6 +53,7 @@ class TextAnswer:
         self._session, self._model_text = session, model.text
         self._stop_tokens, self._stops = frozenset(model.manifest.text.stops), tuple(stops)
         self._hidden = frozenset[int]() if special else model.special
+        self._calls = calls
 
     @property
     def route(self) -> Route:
@@ -68,9 +78,11 @@ class TextAnswer:
 
         Use it with `aclosing`.
         """
-        stream = TextStream(self._model_text, self._stops, [*self._session.tokens, *prompt], self._hidden)
+        before = [*self._session.tokens, *prompt]
+        stream = TextStream(self._model_text, self._stops, before, self._hidden, self._calls is not None)
         waiting = list[TokenDrawn]()
         finish: Finish = "length"
+        last = list[FoundPart]()
         async with aclosing(self._session.generate(prompt, count)) as tokens:
             async for drawn in tokens:
                 self.tokens += 1
@@ -80,17 +92,31 @@ class TextAnswer:
                     finish = "stop"
                     break
                 waiting.append(drawn)
-                text = await stream.push(drawn.token)
-                self.text = stream.text
-                if stream.stopped:
-                    yield AnswerPart(text, tuple(waiting), "stop")
-                    return
-                if text:
-                    yield AnswerPart(text, tuple(waiting))
+                told = self._told(await stream.push(drawn.token), stream)
+                if stream.stopped or (self._calls is not None and self._calls.is_done):
+                    finish, last = "stop", told
+                    break
+                for one in told:
+                    yield AnswerPart(one.text, tuple(waiting), calls=one.calls)
                     waiting.clear()
-        rest = await stream.finish()
+        last += self._told(await stream.finish(), stream)
+        if self._calls is not None:
+            last += self._calls.finish()
+        finish = "stop" if stream.stopped else finish
+        if finish == "stop" and self._calls is not None and self._calls.count:
+            finish = "tool_calls"
+        for one in last[:-1]:
+            yield AnswerPart(one.text, tuple(waiting), calls=one.calls)
+            waiting.clear()
+        end = last[-1] if last else FoundPart()
+        yield AnswerPart(end.text, tuple(waiting), finish, calls=end.calls)
+
+    def _told(self, text: str, stream: TextStream) -> list[FoundPart]:
+        """Return what the last token has made certain. `text`: what it has in `stream`."""
         self.text = stream.text
-        yield AnswerPart(rest, tuple(waiting), "stop" if stream.stopped else finish)
+        if self._calls is None:
+            return [FoundPart(text)] if text else []
+        return [told for piece, is_shown in stream.pieces for told in self._calls.push(piece, is_shown)]
 
 
 def end_session(model: ModelClient, session: RemoteSession) -> None:

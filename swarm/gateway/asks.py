@@ -17,6 +17,7 @@ from peer.plain_text import plain
 from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED_IN_MESSAGES, Unsupported, without_ignored
 from swarm.gateway.template import ChatMessage
+from swarm.gateway.tools import Tools, read_call_id, read_calls, read_tools
 
 CHAT_TOKENS: Final = 1024
 """Of an answer, if the request does not say."""
@@ -36,7 +37,9 @@ _Biases = Annotated[dict[str, Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)
 _TOKEN_ID: Final = re.compile("0|[1-9][0-9]{0,7}")
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 
-_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+_MORE_FIELDS: Final = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+"""Of a message, beside role and content."""
 
 
 class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -71,6 +74,9 @@ class _ChatBody(_Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     max_completion_tokens: _Count | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=LIKELIEST_MAX)] = 0
+    tools: list[Any] = msgspec.field(default_factory=list)
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool = True
 
 
 class _TextBody(_Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -105,6 +111,8 @@ class GenerationAsk:
     """Of a chat."""
     prompts: tuple[Prompt, ...] = ()
     """Of a completion."""
+    tools: Tools | None = None
+    """What the model may call; None for nothing."""
 
 
 def read_chat(body: bytes) -> GenerationAsk:
@@ -114,11 +122,13 @@ def read_chat(body: bytes) -> GenerationAsk:
         raise _wrong("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
     if read.top_logprobs and not read.logprobs:
         raise _wrong("top_logprobs", "top_logprobs needs logprobs: send logprobs=true, too")
-    messages, inside = list[ChatMessage](), dict[str, None]()
+    tools, beside = read_tools(read.tools, read.tool_choice, read.parallel_tool_calls)
+    messages, inside = list[ChatMessage](), dict.fromkeys(beside)
+    called: dict[str, str] = {}
     for index, message in enumerate(read.messages):
-        messages.append(_message(index, message, inside))
+        messages.append(_message(index, message, called, inside))
     ask = _ask(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
-    return replace(ask, messages=tuple(messages), ignored=(*ignored, *inside))
+    return replace(ask, messages=tuple(messages), ignored=(*ignored, *inside), tools=tools)
 
 
 def read_completion(body: bytes) -> GenerationAsk:
@@ -201,22 +211,30 @@ def _biases(given: dict[str, float]) -> tuple[TokenBias, ...]:
     return tuple(sorted((int(name), bias) for name, bias in given.items()))
 
 
-def _message(index: int, message: dict[str, Any], inside: dict[str, None]) -> ChatMessage:
-    """Return a message; add the names of the fields in it that are ignored to `inside`."""
-    place = f"messages[{index}]"
+def _message(index: int, message: dict[str, Any], called: dict[str, str], inside: dict[str, None]) -> ChatMessage:
+    """Return a message; add the functions of its calls by id to `called`, and the names of the fields in it that are
+    ignored to `inside`."""
+    place, role = f"messages[{index}]", message.get("role")
+    more = _MORE_FIELDS.get(role, ()) if isinstance(role, str) else ()
     try:
-        _, ignored = without_ignored(message, ("role", "content"), REFUSED_IN_MESSAGES)
+        kept, ignored = without_ignored(message, ("role", "content", *more), REFUSED_IN_MESSAGES)
     except Unsupported as error:
         refused = f"{place}.{error} is not supported by this server: leave it out"
         raise _wrong("messages", refused, "unsupported_parameter") from error
     inside.update(dict.fromkeys(f"messages.{name}" for name in ignored))
-    role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise _wrong("messages", f"{place}.role is not one of {', '.join(_ROLES)}: choose one of them")
-    content = message.get("content")
+    content = kept.get("content")
+    calls = read_calls(place, kept.get("tool_calls", []), inside)
+    called.update((call["id"], call["function"]["name"]) for call in calls)
     if content is None and role == "assistant":
-        content = ""  # of an answer that was only tool calls or a refusal
-    return ChatMessage(_ROLES[role], _content(place, content))
+        content = ""  # of only calls, or a refusal; many templates take no null
+    if role != "tool":
+        return ChatMessage(_ROLES[role], _content(place, content), calls)
+    id = read_call_id(f"{place}.tool_call_id", kept.get("tool_call_id"))
+    if id not in called:
+        raise _wrong("messages", f"{place}.tool_call_id is that of no call before it: send the call, too")
+    return ChatMessage(role, _content(place, content), tool_call_id=id, name=called[id])
 
 
 def _content(place: str, content: Any) -> str:

@@ -15,8 +15,10 @@ from peer.errors import BarnraiseError
 from peer.ipc.sampling_options import SEED_MAX
 from swarm.gateway.answer import AnswerPart, TextAnswer, end_session
 from swarm.gateway.asks import CHAT_TOKENS, GenerationAsk, Prompt
+from swarm.gateway.call_formats import CallFormat
 from swarm.gateway.errors import ApiError, as_api_error
 from swarm.gateway.template import ChatTemplate
+from swarm.gateway.tool_calls import CallStream
 from swarm.inference.client import ModelClient
 from swarm.inference.route import Route
 
@@ -40,9 +42,16 @@ class Answers:
     """The answers to one request: `n` to the first prompt, then to the next."""
 
     def __init__(
-        self, model: ModelClient, ask: GenerationAsk, prompts: Sequence[EncodedPrompt], stops: Sequence[str]
+        self,
+        model: ModelClient,
+        ask: GenerationAsk,
+        prompts: Sequence[EncodedPrompt],
+        stops: Sequence[str],
+        form: CallFormat | None = None,
     ) -> None:
+        """`form`: of the calls in the answers; None for none."""
         self._model, self._ask, self._prompts, self._stops = model, ask, tuple(prompts), tuple(stops)
+        self._form = form
         self._started: dict[int, TextAnswer] = {}
 
     @property
@@ -84,7 +93,7 @@ class Answers:
         sampling = msgspec.structs.replace(asked, seed=(asked.seed + nth) % (SEED_MAX + 1))
         async with out, slots:
             session = self._model.session(sampling)
-            answer = TextAnswer(session, self._model, self._stops, self._ask.special)
+            answer = TextAnswer(session, self._model, self._stops, self._ask.special, self._calls())
             self._started[index] = answer
             try:
                 async with aclosing(answer.parts(prompt.ids, prompt.count)) as parts:
@@ -94,6 +103,10 @@ class Answers:
                 await out.send(as_api_error(error))
             finally:
                 end_session(self._model, session)
+
+    def _calls(self) -> CallStream | None:
+        tools = self._ask.tools
+        return CallStream(self._form, tools.parameters, tools.is_parallel) if self._form and tools else None
 
     async def _worded(self, part: AnswerPart) -> AnswerPart:
         """Return a part with the text of the tokens that it names."""
@@ -113,9 +126,12 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
             code="invalid_value",
             param="logit_bias",
         )
+    form: CallFormat | None = None
     if ask.messages:
         try:
-            prompts: tuple[Prompt, ...] = (await template.render(ask.messages),)
+            form = template.form if ask.tools else None
+            tools = ask.tools.given if ask.tools else ()
+            prompts: tuple[Prompt, ...] = (await template.render(ask.messages, tools),)
         except BarnraiseError as error:
             raise as_api_error(error) from error
         stops, special = (*ask.stops, *template.stops), template.is_plain
@@ -125,7 +141,7 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
         encoded = [_fitted(model, await _encode(model, prompt, special), ask.count) for prompt in prompts]
     except BarnraiseError as error:
         raise as_api_error(error) from error
-    return Answers(model, ask, encoded, stops)
+    return Answers(model, ask, encoded, stops, form)
 
 
 async def _encode(model: ModelClient, prompt: Prompt, special: bool) -> tuple[int, ...]:

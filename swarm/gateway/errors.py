@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from peer.errors import BarnraiseError, ConfigError
 from peer.plain_text import plain
-from swarm.gateway.template import TemplateFailed
+from swarm.gateway.template import TemplateFailed, ToolsRefused
 from swarm.inference.client_view import NoServers
 
 _TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -45,6 +45,8 @@ def as_api_error(error: BarnraiseError) -> ApiError:
     """Return the reply to a client for an error of the servers, the network or the conversation."""
     if isinstance(error, TemplateFailed):
         return ApiError(400, str(error), code="chat_template_failed", param="messages")
+    if isinstance(error, ToolsRefused):
+        return ApiError(400, str(error), code="unsupported_parameter", param="tools")
     if isinstance(error, ConfigError):
         return ApiError(400, str(error), code="invalid_value")
     code = "no_servers" if isinstance(error, NoServers) else "servers_failed"

@@ -8,12 +8,15 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from swarm.gateway.answer import AnswerPart, Finish
+from swarm.gateway.tool_calls import ToolCall
 from swarm.inference.messages import TokenDrawn
 
 Kind = Literal["chat", "text"]
 Words = Mapping[int, str]
 _ID_BYTES: Final = 12
 _OBJECTS: Final = {"chat": ("chat.completion", "chat.completion.chunk"), "text": ("text_completion", "text_completion")}
+_PIECE_CHARS: Final = 256
+"""Of a call's arguments, in one chunk of a stream."""
 _UNFINISHED: Final = "\ufffd"
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -28,6 +31,7 @@ class AnswerFormat:
         self._kind: Kind = kind
         self._is_bytes, self._logprobs, self._hidden = is_bytes, logprobs, hidden
         self._lengths: dict[int, int] = {}  # of each choice's text so far
+        self._calls: dict[int, int] = {}  # how many each choice has had
         self._frame = {
             "id": f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{secrets.token_hex(_ID_BYTES)}",
             "created": int(time.time()),
@@ -48,6 +52,12 @@ class AnswerFormat:
         found = list[dict[str, Any]]()
         if part.text or (part.drawn and told is not None):
             found.append(self._chunk([_chat_choice(index, "delta", {"content": part.text}, told, None)]))
+        for call in part.calls:
+            number = self._calls[index] = self._calls.get(index, -1) + 1
+            found += [
+                self._chunk([_chat_choice(index, "delta", {"tool_calls": [delta]}, None, None)])
+                for delta in _call_deltas(number, call)
+            ]
         if part.finish is not None:
             found.append(self._chunk([_chat_choice(index, "delta", {}, None, part.finish)]))
         return found
@@ -67,7 +77,10 @@ class AnswerFormat:
         finish = parts[-1].finish if parts else None
         if self._kind == "text":
             return _text_choice(index, text, told, finish)
-        message = {"role": "assistant", "content": text, "refusal": None}
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        calls = [_call(call) for part in parts for call in part.calls]
+        if calls:
+            message |= {"content": text or None, "tool_calls": calls}
         return _chat_choice(index, "message", message, told, finish)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
@@ -119,6 +132,18 @@ class AnswerFormat:
 def _name(token: int, words: Words) -> str:
     """Return a token's text; of a part of a letter, whose text many tokens share, its id as vLLM writes it."""
     return f"token_id:{token}" if _UNFINISHED in words[token] else words[token]
+
+
+def _call(call: ToolCall) -> dict[str, Any]:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _call_deltas(number: int, call: ToolCall) -> list[dict[str, Any]]:
+    """Return a call as a stream has it: first its name, then its arguments in pieces."""
+    begin = {"index": number, **_call(call)}
+    begin["function"] = {"name": call.name, "arguments": ""}
+    pieces = [call.arguments[at : at + _PIECE_CHARS] for at in range(0, len(call.arguments), _PIECE_CHARS)]
+    return [begin, *({"index": number, "function": {"arguments": piece}} for piece in pieces)]
 
 
 def usage_of(prompt_tokens: int, tokens: int) -> dict[str, Any]:

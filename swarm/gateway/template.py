@@ -9,40 +9,61 @@ Without a template a conversation is written plainly, and an answer ends where t
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import msgspec
+from blake3 import blake3
 
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.text_messages import RenderChat, RenderedChat
 from peer.model.text_rules import TextRules
 from peer.plain_text import plain
 from peer.worker.text_client import TextProcess, open_template_process, sound
+from swarm.gateway.call_formats import AUTO, CallFormat, format_of, takes_tools
 
 RENDER_S: Final = 10.0
 """For a machine under load; of the processor a conversation may take a second (`peer.worker.text_worker`)."""
 _PLAIN_STOPS: Final = ("\nuser:", "\nsystem:")
+_MISTRAL_ID: Final = re.compile("[a-zA-Z0-9]{9}")
+"""The one kind of a call's id that Mistral's templates take."""
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation."""
 
     role: Annotated[str, msgspec.Meta(max_length=64)]
     content: Annotated[str, msgspec.Meta(max_length=16 << 20)]
+    calls: tuple[dict[str, Any], ...] = ()
+    """Those of an assistant (`swarm.gateway.tools`)."""
+    tool_call_id: str = ""
+    """Of a call's result: which one it answers, and the function's name."""
+    name: str = ""
 
 
 class TemplateFailed(ConfigError):
     """The template does not take this conversation, or is out of its bounds."""
 
 
+class ToolsRefused(ConfigError):
+    """The model can be given no tools, or what it writes of them is not understood."""
+
+
 class ChatTemplate:
     """Writes the conversations of one served model."""
 
-    def __init__(self, process: TextProcess | None = None, sentence: str = "") -> None:
-        """`process`: has the template; None for a model without one. `sentence`: says which template that is."""
-        self._process, self.sentence = process, sentence
+    def __init__(
+        self,
+        process: TextProcess | None = None,
+        sentence: str = "",
+        form: CallFormat | None = None,
+        has_tools: bool = False,
+    ) -> None:
+        """`process`: has the template; None for a model without one. `sentence`: says which template that is. `form`:
+        in which the model writes calls, as far as that is known. `has_tools`: whether the template writes tools."""
+        self._process, self.sentence, self._form, self._has_tools = process, sentence, form, has_tools
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -54,13 +75,30 @@ class ChatTemplate:
         """Whether conversations are written plainly, without the tokens before a text that a template writes."""
         return self._process is None
 
-    async def render(self, messages: Sequence[ChatMessage]) -> str:
-        """Return the conversation as text that ends where the assistant's next words begin. Raises TemplateFailed."""
+    @property
+    def form(self) -> CallFormat:
+        """The form in which the model writes calls. Raises ToolsRefused if it can be given no tools."""
+        if not self._has_tools:
+            what = "has no chat template" if self.is_plain else "has a chat template that writes no tools"
+            raise ToolsRefused(f"the model {what}: send no tools, or start peer api with a --template that writes them")
+        if self._form is None:
+            raise ToolsRefused(
+                "the model's chat template does not show in which form it calls tools: start peer api with"
+                " --tool-parser"
+            )
+        return self._form
+
+    async def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+        """Return the conversation as text that ends where the assistant's next words begin. `tools`: the functions that
+        the model may call. Raises TemplateFailed."""
         if self._process is None:
+            if any(message.calls or message.tool_call_id for message in messages):
+                raise TemplateFailed("the model has no chat template, which calls of tools need: send other messages")
             return plain_conversation(messages)
-        talk = [{"role": message.role, "content": sound(message.content)} for message in messages]
+        talk = [self._given(message) for message in messages]
+        command = RenderChat(self._process.next_id(), talk, [_sound(tool) for tool in tools] or None)
         try:
-            chat = await self._process.ask(RenderChat(self._process.next_id(), talk), RenderedChat, RENDER_S)
+            chat = await self._process.ask(command, RenderedChat, RENDER_S)
         except WorkerError as error:
             chat = RenderedChat(fault=str(error))
         if chat.fault:
@@ -70,17 +108,43 @@ class ChatTemplate:
             )
         return chat.text
 
+    def _given(self, message: ChatMessage) -> dict[str, Any]:
+        """Return a message as the template gets it."""
+        given: dict[str, Any] = {"role": message.role, "content": sound(message.content)}
+        if message.calls:
+            given["tool_calls"] = [_sound({**call, "id": self._id(call["id"])}) for call in message.calls]
+        if message.tool_call_id:
+            given |= {"tool_call_id": self._id(message.tool_call_id), "name": message.name}
+        return given
+
+    def _id(self, id: str) -> str:
+        """Return the id of a call as the template takes it."""
+        if self._form is None or self._form.name != "mistral" or _MISTRAL_ID.fullmatch(id):
+            return sound(id)
+        return blake3(id.encode(errors="replace")).hexdigest()[:9]
+
 
 @asynccontextmanager
-async def open_template(rules: TextRules, chosen: str | None = None) -> AsyncIterator[ChatTemplate]:
+async def open_template(rules: TextRules, chosen: str | None = None, parser: str = AUTO) -> AsyncIterator[ChatTemplate]:
     """Run the template of a served model inside the block; its process starts with the first conversation. `chosen`:
-    what --template says, the name of one of the checkpoint's templates, a file, or plain. Raises ConfigError."""
+    what --template says, the name of one of the checkpoint's templates, a file, or plain. `parser`: what --tool-parser
+    says. Raises ConfigError."""
     choice = rules.choice(chosen)
+    form = format_of(choice.source, parser)
     if not choice.source:
         yield ChatTemplate(sentence=choice.sentence)
         return
     async with open_template_process(choice.source, rules.bos, rules.eos) as process:
-        yield ChatTemplate(process, choice.sentence)
+        yield ChatTemplate(process, choice.sentence, form, takes_tools(choice.source))
+
+
+def _sound(value: Any) -> Any:
+    """Return a value of JSON with texts that UTF-8 can hold."""
+    if isinstance(value, str):
+        return sound(value)
+    if isinstance(value, dict):
+        return {sound(name): _sound(inner) for name, inner in value.items()}
+    return [_sound(inner) for inner in value] if isinstance(value, list) else value
 
 
 def plain_conversation(messages: Sequence[ChatMessage]) -> str:

@@ -21,14 +21,18 @@ class TextStream:
         stops: Sequence[str] = (),
         before: Sequence[int] = (),
         hidden: Collection[int] = (),
+        is_telling: bool = False,
     ) -> None:
         """`stops`: texts at which the answer ends, without them. `before`: the last tokens of the prompt, since some
         tokenizers write a token differently at the beginning of a text. `hidden`: tokens that are not shown; a stop may
-        name them all the same."""
+        name them all the same. `is_telling`: `pieces` has them, too."""
         self.text = ""
         """What was given out."""
         self.stopped = False
         """Whether a stop string has come."""
+        self.pieces: list[tuple[str, bool]] = []
+        """What the last call has given out, and between it the hidden tokens; each with whether it is shown."""
+        self._is_telling = is_telling
         self._model_text, self._stops, self._hidden = model_text, tuple(filter(None, stops)), hidden
         self._before = list(before)[-_TAIL_MAX:]
         self._context: list[int] | None = None  # of the text that stands before the tail, from a whole letter on
@@ -37,6 +41,7 @@ class TextStream:
 
     async def push(self, token: int) -> str:
         """Add a token; return the text that is now certain."""
+        self.pieces = []
         if self.stopped:
             return ""
         if token in self._hidden:
@@ -50,6 +55,7 @@ class TextStream:
 
     async def finish(self) -> str:
         """Return what was held back."""
+        self.pieces = []
         if self.stopped:
             return ""
         self._end_tail(await self._new())
@@ -57,8 +63,10 @@ class TextStream:
 
     async def _pass_over(self, token: int) -> str:
         """Add a token that is not shown. As where `transformers` skips it, the letters around it are one text."""
-        if not self._stops:
+        if not self._stops and not self._is_telling:
             return ""
+        if self._is_telling and self._tail:
+            self._end_tail(await self._new())
         (word,) = await self._model_text.decode([token])
         self._held.append((word, False))
         return self._give()
@@ -75,12 +83,13 @@ class TextStream:
         at = min((found for stop in self._stops if (found := text.find(stop)) >= 0), default=-1)
         self.stopped = at >= 0
         if not self.stopped:
-            at = len(text) - (0 if whole else max((_overlap(text, stop) for stop in self._stops), default=0))
+            at = len(text) - (0 if whole else max((overlap(text, stop) for stop in self._stops), default=0))
         given, rest = "", list[tuple[str, bool]]()
         for piece, is_shown in self._held:
             cut = max(0, min(at, len(piece)))
             at -= len(piece)
             given += piece[:cut] if is_shown else ""
+            self.pieces += [(piece[:cut], is_shown)] if cut else []
             rest += [(piece[cut:], is_shown)] if piece[cut:] else []
         self._held = [] if self.stopped else rest
         self.text += given
@@ -102,6 +111,6 @@ class TextStream:
         return next((start for start, text in zip(starts, texts, strict=True) if text[:1] != _UNFINISHED), ids)
 
 
-def _overlap(text: str, stop: str) -> int:
+def overlap(text: str, stop: str) -> int:
     """Return how long an end of `text` is that `stop` begins with."""
     return next((size for size in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:size])), 0)

@@ -39,6 +39,10 @@ def test_other_machines_need_a_key(peer: Peer, invite: str) -> None:
             ["--template", "no/such/file"],
             "no/such/file cannot be read (No such file or directory): give a chat template",
         ),
+        (
+            ["--tool-parser", "xml"],
+            "--tool-parser xml is not known: give auto, hermes, qwen3_coder",
+        ),
         (["--new-key", "me"], "INVITE and --new-key were both given"),
     ],
 )

@@ -172,10 +172,11 @@ async def open_site(
     quotas: Quotas | None = None,
     app: Callable[[Gateway], Any] = gateway_app,
     origins: tuple[str, ...] = (),
+    parser: str = "auto",
 ) -> AsyncIterator[Site]:
     """Serve a scripted model inside the block."""
     urls = list[str]()
-    async with open_template(model.manifest.text) as template, trio.open_nursery() as nursery:
+    async with open_template(model.manifest.text, parser=parser) as template, trio.open_nursery() as nursery:
         used: Any = model
         gateway = Gateway(used, template, keys or ApiKeys(), quotas or Quotas(None, 16), origins=origins)
         listening = trio.Event()

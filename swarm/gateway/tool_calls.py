@@ -1,0 +1,219 @@
+"""Calls of functions in an answer, found piece by piece. Pieces of any size give the same calls and the same text.
+
+A call is told once it is whole. What looks like one and does not parse is text, as the model wrote it.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from dataclasses import dataclass
+from typing import Final
+
+from swarm.gateway.call_formats import CallFormat, Extent, Schemas
+from swarm.inference.decoding import overlap
+
+CALLS_MAX: Final = 128
+"""Of one answer; what follows is text."""
+CALL_CHARS_MAX: Final = 1 << 20
+"""Of one call; a longer one is text."""
+_FAILURES_MAX: Final = 16
+"""Of what looks like a call, in one answer; what follows is text. Each is read again for calls inside."""
+SPACE_CHARS_MAX: Final = 256
+"""White space around a mark; more is text, so that the time for a piece does not grow with what came before."""
+_ID_LETTERS: Final = 24
+_ALPHABET: Final = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class ToolCall:
+    """One call of a function."""
+
+    id: str
+    name: str
+    arguments: str
+    """A JSON object."""
+
+
+@dataclass(frozen=True)
+class FoundPart:
+    """What a piece has made certain: text, then calls."""
+
+    text: str = ""
+    calls: tuple[ToolCall, ...] = ()
+
+
+@dataclass
+class _Begun:
+    """A call that may have begun."""
+
+    at: int
+    """Where in the text that is not told yet; before it is white space."""
+    mark: int
+    """The length of its mark; 0 for a call without one."""
+    extent: Extent | None = None
+    body: int = 0
+    """Where its text begins, behind the mark, once there is an extent."""
+
+
+class CallStream:
+    """Finds the calls in one answer."""
+
+    def __init__(self, form: CallFormat, schemas: Schemas, is_parallel: bool = True) -> None:
+        """`schemas`: of the functions that were offered. `is_parallel`: whether there may be several calls."""
+        self.count = 0
+        """How many calls there were."""
+        self._form, self._schemas, self._is_parallel = form, schemas, is_parallel
+        self._signs = frozenset((*form.marks, *form.inner, *form.closes))
+        self._text = ""  # what is not told yet
+        self._begun: _Begun | None = None
+        self._is_bare = True  # whether no text was told since the beginning, or since a call
+        self._close_is_due = False  # whether what closes that call may come
+        self._failures = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether no more calls are wanted: the answer may end."""
+        return self.count > 0 and not self._is_parallel
+
+    def push(self, text: str, is_shown: bool = True) -> list[FoundPart]:
+        """Add a piece; return what is now certain, in order. `is_shown`: False for a hidden special token. Such a token
+        counts only if it is a sign of the form; where it belongs to no call it is text."""
+        if is_shown or text.strip() in self._signs:
+            self._text += text
+        return self._certain(whole=False)
+
+    def finish(self) -> list[FoundPart]:
+        """Return what was held back."""
+        return self._certain(whole=True)
+
+    def _certain(self, whole: bool) -> list[FoundPart]:
+        found = list[FoundPart]()
+        while not self.is_done:
+            told = self._text_step(whole) if self._begun is None else self._call_step(self._begun, whole)
+            if told is None:
+                break
+            if told.text or told.calls:
+                found.append(told)
+        return found
+
+    # -- text ---------------------------------------------------------------------------------------------------------
+
+    def _text_step(self, whole: bool) -> FoundPart | None:
+        """Tell text before a call; return None if that needs more."""
+        if not self._text or (self._close_is_due and not self._passed_close(whole)):
+            return None
+        if self._failures >= _FAILURES_MAX or self.count >= CALLS_MAX:
+            return self._told(len(self._text)) if self._text else None
+        if (begun := self._found()) is not None:
+            before = self._before(begun.at)
+            self._begun = begun
+            begun.at -= before
+            return self._told(before)
+        if whole:
+            if self.count and self._is_bare and len(self._text) <= SPACE_CHARS_MAX and not self._text.strip():
+                self._drop(len(self._text))
+            return self._told(len(self._text)) if self._text else None
+        sure = len(self._text) - max(overlap(self._text, mark) for mark in (*self._form.marks, self._form.opening))
+        before = self._before(sure)
+        return self._told(before) if before else None
+
+    def _before(self, end: int) -> int:
+        """Return how much of the text up to there is told, without the white space at its end."""
+        return max(len(self._text[:end].rstrip()), end - SPACE_CHARS_MAX)
+
+    def _found(self) -> _Begun | None:
+        """Return the first call that may begin in the text."""
+        places = [(found, -len(mark)) for mark in self._form.marks if (found := self._text.find(mark)) >= 0]
+        if self._form.opening and (found := self._text.find(self._form.opening)) >= 0:
+            places.append((found, 0))
+        if self._is_bare and self._form.bare:
+            rest = self._text.lstrip()
+            space = len(self._text) - len(rest)
+            if space <= SPACE_CHARS_MAX and rest and rest[0] in self._form.bare:
+                places.append((space, 0))
+        if not places:
+            return None
+        at, size = min(places)
+        return _Begun(at, -size)
+
+    def _passed_close(self, whole: bool) -> bool:
+        """Pass what closes a call, or stands between two; return False if more is needed."""
+        form, rest = self._form, self._text.lstrip()
+        if len(self._text) - len(rest) > SPACE_CHARS_MAX:
+            self._close_is_due = False
+            return True
+        for close in form.closes:
+            if not whole and rest != close and close.startswith(rest):
+                return False
+            if rest.startswith(close):
+                self._drop(len(self._text) - len(rest) + len(close))
+        if form.separators:
+            if not rest and not whole:
+                return False
+            if rest and rest[0] in form.separators:
+                next_ = rest[1:].lstrip()
+                is_near = len(rest) - len(next_) <= SPACE_CHARS_MAX
+                if is_near and not whole and any(mark.startswith(next_) and mark != next_ for mark in form.marks):
+                    return False
+                if is_near and next_ and (next_[0] in form.bare or next_.startswith(form.marks)):
+                    self._drop(len(self._text) - len(next_))
+        self._close_is_due = False
+        return True
+
+    # -- calls --------------------------------------------------------------------------------------------------------
+
+    def _call_step(self, begun: _Begun, whole: bool) -> FoundPart | None:
+        """Read a call; return None if that needs more."""
+        try:
+            end = self._end(begun)
+        except ValueError:
+            return self._no_call(begun)
+        size = len(self._text) if end is None else end
+        if size > CALL_CHARS_MAX or (end is None and whole):
+            return self._no_call(begun)
+        if end is None:
+            return None
+        calls = self._form.calls(self._text[begun.body : end], self._schemas)
+        if not calls or self.count + len(calls) > CALLS_MAX:
+            return self._no_call(begun)
+        self._drop(end)
+        self._begun = None
+        self._is_bare = self._close_is_due = True
+        wanted = calls if self._is_parallel else calls[:1]
+        self.count += len(wanted)
+        return FoundPart(calls=tuple(ToolCall(_new_id(), name, arguments) for name, arguments in wanted))
+
+    def _end(self, begun: _Begun) -> int | None:
+        """Return where a call ends, None if more is needed. Raises ValueError if it is none."""
+        if begun.extent is None:
+            behind = self._text[begun.at + begun.mark :]
+            begun.body = len(self._text) - len(behind.lstrip())
+            if begun.body - begun.at - begun.mark > SPACE_CHARS_MAX:
+                raise ValueError("too much white space follows the mark")
+            begun.extent = self._form.extent(self._text, begun.body)
+        return None if begun.extent is None else begun.extent.end(self._text)
+
+    def _no_call(self, begun: _Begun) -> FoundPart:
+        """Tell the mark as text. Behind it another call may begin."""
+        self._begun = None
+        self._failures += 1
+        return self._told(begun.at + max(begun.mark, 1))
+
+    # -- the text that is not told yet --------------------------------------------------------------------------------
+
+    def _told(self, size: int) -> FoundPart:
+        """Take so many letters from the text, and return them."""
+        text = self._text[:size]
+        self._drop(size)
+        if text:
+            self._is_bare = False
+        return FoundPart(text)
+
+    def _drop(self, size: int) -> None:
+        self._text = self._text[size:]
+
+
+def _new_id() -> str:
+    """Return the id of a call, as OpenAI's look."""
+    return "call_" + "".join(secrets.choice(_ALPHABET) for _ in range(_ID_LETTERS))

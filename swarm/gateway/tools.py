@@ -1,0 +1,175 @@
+"""Tools of a request: the functions that it offers, and the calls and results of its history, checked and bounded.
+
+A template gets them as `transformers` gives them: functions as the client wrote them, arguments of calls as objects.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+
+from peer.decoding import MALFORMED
+from peer.plain_text import plain
+from swarm.gateway.errors import ApiError
+from swarm.gateway.json_depth import DEPTH_MAX, is_deep
+
+TOOLS_MAX: Final = 128
+TOOLS_BYTES_MAX: Final = 256 << 10
+"""Of all functions of a request, as JSON."""
+CALLS_MAX: Final = 128
+"""Of one message."""
+ID_CHARS_MAX: Final = 128
+NAME: Final = re.compile("[a-zA-Z0-9_-]{1,64}")
+"""What OpenAI takes as the name of a function."""
+_SHOWN: Final = 80
+_FIELDS: Final = ("name", "description", "parameters")
+_NO_PARAMETERS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
+_CHOICES: Final = ("none", "auto")
+
+
+@dataclass(frozen=True)
+class Tools:
+    """The functions that one request offers to the model."""
+
+    given: tuple[dict[str, Any], ...]
+    """As a template gets them."""
+    is_parallel: bool = True
+    """Whether an answer may have several calls."""
+
+    @property
+    def parameters(self) -> dict[str, dict[str, Any]]:
+        """The schema of each function's parameters, by the function's name."""
+        return {one["function"]["name"]: one["function"]["parameters"] for one in self.given}
+
+
+def read_tools(given: list[Any], choice: Any, is_parallel: bool) -> tuple[Tools | None, list[str]]:
+    """Return the functions that a request offers, None if the model is to call none, and the names of the fields that
+    are ignored. Raises ApiError."""
+    if len(given) > TOOLS_MAX:
+        raise _wrong("tools", f"tools has {len(given)} functions, more than {TOOLS_MAX}: send fewer")
+    ignored: dict[str, None] = {}
+    tools = [_tool(f"tools[{index}]", one, ignored) for index, one in enumerate(given)]
+    size = len(msgspec.json.encode(tools))
+    if size > TOOLS_BYTES_MAX:
+        raise _wrong("tools", f"tools has {size} bytes, more than {TOOLS_BYTES_MAX}: send fewer or shorter functions")
+    known: dict[str, dict[str, Any]] = {}
+    for index, tool in enumerate(tools):
+        name = tool["function"]["name"]
+        if name in known:
+            raise _wrong("tools", f"tools[{index}] has the name {name} of another one: give each its own")
+        known[name] = tool
+    kept = _chosen(known, choice)
+    return (Tools(tuple(kept), is_parallel) if kept else None), list(ignored)
+
+
+def _tool(place: str, tool: Any, ignored: dict[str, None]) -> dict[str, Any]:
+    """Return a function as a template gets it."""
+    if not isinstance(tool, dict):
+        raise _wrong("tools", f"{place} is no object: send {{'type': 'function', 'function': {{...}}}}")
+    kind = tool.get("type", "function")
+    if kind != "function":
+        kind = plain(str(kind), _SHOWN)
+        raise _wrong("tools", f"{place} has the type {kind!r}: send functions only", "unsupported_parameter")
+    function = tool.get("function")
+    if not isinstance(function, dict):
+        raise _wrong("tools", f"{place}.function is no object: send one with a name and parameters")
+    _check_name("tools", f"{place}.function.name", function.get("name"))
+    if not isinstance(function.get("description") or "", str):
+        raise _wrong("tools", f"{place}.function.description is no text: send a string")
+    parameters = function.get("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise _wrong("tools", f"{place}.function.parameters is no object: send a JSON schema")
+    if is_deep(parameters):
+        raise _wrong("tools", f"{place}.function.parameters is nested deeper than {DEPTH_MAX}: send a flatter schema")
+    ignored.update((f"tools.{name}", None) for name in tool if name not in ("type", "function"))
+    ignored.update((f"tools.{name}", None) for name, value in function.items() if name not in _FIELDS and value)
+    kept = {name: value for name, value in function.items() if name in _FIELDS and value is not None}
+    return {"type": "function", "function": {**kept, "parameters": parameters or dict(_NO_PARAMETERS)}}
+
+
+def _chosen(tools: dict[str, dict[str, Any]], choice: Any) -> list[dict[str, Any]]:
+    """Return the functions that `tool_choice` leaves. Raises ApiError for one that would force a call."""
+    if choice is None or choice == "auto":
+        return list(tools.values())
+    if choice == "none":
+        return []
+    kind = choice.get("type") if isinstance(choice, dict) else None
+    if kind == "allowed_tools":
+        allowed = choice.get("allowed_tools", choice)
+        mode, named = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+        if mode == "auto" and isinstance(named, list):
+            return [_allowed(tools, one) for one in named[:TOOLS_MAX]]
+    forces = choice == "required" or kind in ("function", "custom", "allowed_tools")
+    if not forces:
+        raise _wrong("tool_choice", f"tool_choice is not one of {', '.join(_CHOICES)}: choose one of them")
+    shown = "required" if choice == "required" else f"of type {kind}"
+    raise _wrong(
+        "tool_choice",
+        f"tool_choice {shown} is not supported by this server, which cannot force a call: send auto or none",
+        "unsupported_parameter",
+    )
+
+
+def _allowed(tools: dict[str, dict[str, Any]], named: Any) -> dict[str, Any]:
+    function = named.get("function") if isinstance(named, dict) else None
+    name = function.get("name") if isinstance(function, dict) else None
+    if not isinstance(name, str) or name not in tools:
+        raise _wrong("tool_choice", f"tool_choice allows {plain(str(name), _SHOWN)!r}, not in tools: name these")
+    return tools[name]
+
+
+# -- the history -------------------------------------------------------------------------------------------------------
+
+
+def read_calls(place: str, given: Any, ignored: dict[str, None]) -> tuple[dict[str, Any], ...]:
+    """Return the calls of an assistant's message as a template gets them. Raises ApiError."""
+    if not isinstance(given, list) or len(given) > CALLS_MAX:
+        raise _wrong("messages", f"{place}.tool_calls is no list of at most {CALLS_MAX} calls: send one")
+    return tuple(_call(f"{place}.tool_calls[{index}]", one, ignored) for index, one in enumerate(given))
+
+
+def _call(place: str, call: Any, ignored: dict[str, None]) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or call.get("type", "function") != "function":
+        raise _wrong("messages", f"{place} is no call of a function: send its id, type and function")
+    _check_name("messages", f"{place}.function.name", function.get("name"))
+    ignored.update((f"messages.tool_calls.{name}", None) for name in call if name not in ("id", "type", "function"))
+    arguments = read_arguments(function.get("arguments"))
+    if arguments is None:
+        raise _wrong(
+            "messages",
+            f"{place}.function.arguments is no JSON object of at most {DEPTH_MAX} levels: send one, in a string",
+        )
+    id = read_call_id(f"{place}.id", call.get("id"))
+    return {"id": id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def read_call_id(place: str, id: Any) -> str:
+    """Return the id of a call. Raises ApiError."""
+    if not isinstance(id, str) or not 0 < len(id) <= ID_CHARS_MAX:
+        raise _wrong("messages", f"{place} is no text of 1 to {ID_CHARS_MAX} characters: send the id of a call")
+    return id
+
+
+def read_arguments(given: Any) -> dict[str, Any] | None:
+    """Return the arguments of a call, from JSON in a string; None for what is no object, or too deep."""
+    if not isinstance(given, str):
+        return None
+    try:
+        found = msgspec.json.decode(given.encode(errors="replace")) if given.strip() else {}
+    except MALFORMED:
+        return None
+    return found if isinstance(found, dict) and not is_deep(found) else None
+
+
+def _check_name(param: str, place: str, name: Any) -> None:
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise _wrong(param, f"{place} is {plain(str(name), _SHOWN)!r}: send 1 to 64 of a-z, A-Z, 0-9, _ and -")
+
+
+def _wrong(param: str, message: str, code: str = "invalid_value") -> ApiError:
+    return ApiError(400, message, code=code, param=param)
