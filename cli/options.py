@@ -338,7 +338,7 @@ def template_option(what: str, default: str) -> Callable[[Command], Command]:
 def _checked_template(context: click.Context, parameter: click.Parameter, chosen: str | None) -> str | None:
     """Read a path at once, so that a wrong one is told before a model is loaded; no name has a slash."""
     if chosen is not None and "/" in chosen:
-        from peer.model.chat_templates import read_template_file
+        from peer.model.text.chat_templates import read_template_file
 
         read_template_file(Path(chosen))
     return chosen

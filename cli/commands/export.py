@@ -167,7 +167,7 @@ class Target:
         from peer.footprint.parameters import base_of
         from peer.model.adapter_files import WEIGHTS, export_adapter, merged, remove_adapter
         from peer.model.huggingface import WEIGHT_TYPES, export_pretrained, export_weights, remove_weights
-        from peer.model.text_rules import write_text_rules
+        from peer.model.text.rules import write_text_rules
         from swarm.client.model_card import CARD, model_card
         from swarm.run.sections import BYTES_TOKENIZER
 

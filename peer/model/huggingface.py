@@ -31,7 +31,7 @@ from peer.model.layout import FlatLayout
 from peer.model.parameter_files import check_finite
 from peer.model.parameter_names import canonical_names, shown
 from peer.model.rotary import rotary_frequencies
-from peer.model.text_rules import TextRules, special_ids, write_text_rules
+from peer.model.text.rules import TextRules, special_ids, write_text_rules
 from peer.model.weight_files import (
     INDEX,
     WEIGHTS,

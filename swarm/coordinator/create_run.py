@@ -23,7 +23,7 @@ from peer.identity import Identity, Signed
 from peer.ipc.span import spans_of
 from peer.model.huggingface import flatten, load_pretrained, weight_type
 from peer.model.layout import FlatLayout, init_flat, split_flat, untie
-from peer.model.text_rules import TextRules, read_text_rules
+from peer.model.text.rules import TextRules, read_text_rules
 from swarm.coordinator.base_model import HashedBase, hash_base
 from swarm.placement.costs import cut
 from swarm.placement.stages import layout_of, open_store, slices_of_update

@@ -19,7 +19,7 @@ from blake3 import blake3
 
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.text_messages import RenderChat, RenderedChat
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from peer.plain_text import plain
 from peer.worker.text_client import TextProcess, open_template_process, sound
 from swarm.gateway.call_formats import AUTO, CallFormat, format_of, takes_tools

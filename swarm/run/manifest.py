@@ -30,7 +30,7 @@ from peer.config import (
 )
 from peer.errors import ConfigError, NotAdmitted, ProtocolViolation
 from peer.identity import Identity, Signed, is_peer_id, open_body, sign_body
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from swarm.protocol.agreement.config import Mode
 from swarm.protocol.head import Head, genesis
 from swarm.run.features import (

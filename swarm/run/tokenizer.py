@@ -12,7 +12,7 @@ from peer.data.tokenizer import read_tokenizer as parse_tokenizer
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX
 from peer.errors import ConfigError
 from peer.files import read_bounded
-from peer.model.text_rules import STOPS_MAX, TextRules
+from peer.model.text.rules import STOPS_MAX, TextRules
 from swarm.run.config import RunConfig
 from swarm.run.hub_models import located
 from swarm.run.sections import AUTO_TOKENIZER, BYTES_TOKENIZER

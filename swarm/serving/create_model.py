@@ -23,7 +23,7 @@ from peer.footprint.stored import stored_bytes
 from peer.identity import Identity, Signed
 from peer.model.hub_config import CONFIG_BYTES_MAX, chosen_quantization, read_served_config, saved_quantization
 from peer.model.parameter_files import ParameterFiles
-from peer.model.text_rules import TextRules, read_text_rules
+from peer.model.text.rules import TextRules, read_text_rules
 from peer.model.weight_files import conversion, refuse_gguf, weight_files
 from swarm.parts.checkpoint import check_names, own_dtype
 from swarm.parts.hashing import hash_parts

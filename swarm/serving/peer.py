@@ -21,7 +21,7 @@ from peer.events import Watcher
 from peer.files import write_atomically
 from peer.identity import Identity
 from peer.ipc.span import Span
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from peer.net.host import Host, open_host
 from swarm.inference.record import run_schemas
 from swarm.membership.open_peer import OpenPeer, open_home, open_peer

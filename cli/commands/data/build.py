@@ -168,8 +168,8 @@ def _tokenizer(named: str) -> tuple[bytes, str]:
 def _template(tokenizer: str, named: Path | None) -> tuple[str, str, str]:
     """Return the chat template, and the tokens that it knows as bos and eos. It is run in the worker alone."""
     from peer.data.tokenizer import BYTES
-    from peer.model.chat_templates import chosen_by_rule, read_template_file, read_templates
-    from peer.model.special_tokens import read_special_tokens
+    from peer.model.text.chat_templates import chosen_by_rule, read_template_file, read_templates
+    from peer.model.text.special_tokens import read_special_tokens
     from swarm.run.hub_models import CHAT, located
 
     if tokenizer == BYTES:

@@ -22,7 +22,7 @@ from peer.events import EventLog
 from peer.identity import Identity
 from peer.model.huggingface import export_pretrained
 from peer.model.layout import init_flat
-from peer.model.text_rules import Generation, TextRules, read_text_rules
+from peer.model.text.rules import Generation, TextRules, read_text_rules
 from swarm.coordinator.create_run import create_run
 from swarm.run.config import parse_run_config
 from swarm.run.home import Home

@@ -14,7 +14,7 @@ import trio
 from peer.errors import ConfigError
 from peer.events import Event, EventLog
 from peer.ipc.sampling_options import Sampling
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from peer.worker.text_client import ModelText
 from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas

@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from peer.errors import NetworkError
 from peer.events import Event
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from swarm.gateway import limits, respond
 from swarm.gateway.asks import read_chat
 from swarm.gateway.choices import prepare

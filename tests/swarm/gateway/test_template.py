@@ -10,7 +10,7 @@ import psutil
 import pytest
 import trio
 
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from swarm.gateway.template import RENDER_S, ChatMessage, TemplateFailed, open_template
 
 pytestmark = pytest.mark.process

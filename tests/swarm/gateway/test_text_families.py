@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peer.data.tokenizer import FileTokenizer, read_tokenizer
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from peer.worker.text_client import ModelText, open_model_text
 from swarm.gateway.template import ChatMessage, open_template
 from swarm.inference.decoding import TextStream

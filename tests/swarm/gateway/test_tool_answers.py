@@ -17,7 +17,7 @@ from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from peer.worker.text_client import open_model_text
 from tests.swarm.gateway.scripted import ScriptedModel, Site, events_of, open_site
 from tests.swarm.gateway.tool_models import ADD, CLOCK, TEMPLATES, WEATHER, Calls, MarkedText, written

@@ -11,7 +11,7 @@ from blake3 import blake3
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from swarm.gateway.asks import GenerationAsk, read_chat
 from swarm.gateway.errors import ApiError
 from swarm.gateway.json_depth import DEPTH_MAX

@@ -25,7 +25,7 @@ from peer.checkpoint.checkpoint_file import load_checkpoint
 from peer.config import ModelConfig
 from peer.events import EventLog
 from peer.identity import Identity
-from peer.model.text_rules import TextRules
+from peer.model.text.rules import TextRules
 from peer.net.host import open_host
 from swarm.inference.record import SERVERS, ServerRecord, servers_key
 from swarm.membership.member_record import MEMBERS, member_record

@@ -27,7 +27,7 @@ from peer.checkpoint.checkpoint_file import CheckpointManifest
 from peer.config import AdapterConfig, DataConfig, InnerConfig, ModelConfig, RopeScaling
 from peer.errors import ProtocolViolation
 from peer.identity import Identity, sign_body
-from peer.model.text_rules import Generation, TextRules
+from peer.model.text.rules import Generation, TextRules
 from swarm.run.features import message_features
 from swarm.run.manifest import FrozenBase, Manifest, ServedAdapter, ServedModelManifest, open_any_manifest
 from swarm.run.sections import PipelineConfig, RunRules

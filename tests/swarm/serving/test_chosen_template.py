@@ -10,8 +10,8 @@ import pytest
 
 from peer.errors import ConfigError
 from peer.identity import Identity
-from peer.model.chat_templates import NamedTemplate, Templates
-from peer.model.text_rules import TextRules, read_text_rules, write_text_rules
+from peer.model.text.chat_templates import NamedTemplate, Templates
+from peer.model.text.rules import TextRules, read_text_rules, write_text_rules
 from swarm.gateway.template import open_template
 from swarm.run.home import Home
 from swarm.run.manifest import MANIFEST_BYTES_MAX, ServedModelManifest, fit_templates, open_any_manifest, sign_manifest

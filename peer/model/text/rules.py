@@ -16,7 +16,7 @@ from msgspec import UNSET, UnsetType
 from peer.config import VOCABULARY_MAX
 from peer.decoding import MALFORMED
 from peer.errors import CheckpointError, ConfigError
-from peer.model.chat_templates import (
+from peer.model.text.chat_templates import (
     FILE,
     FOLDER,
     LEGACY,
@@ -31,7 +31,7 @@ from peer.model.chat_templates import (
     read_templates,
     without_one,
 )
-from peer.model.special_tokens import (
+from peer.model.text.special_tokens import (
     TOKEN_CHARS_MAX,
     TOKEN_MAP,
     TOKENIZER_CONFIG,
