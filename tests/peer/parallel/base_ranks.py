@@ -1,6 +1,6 @@
-"""Child of test_cut_base: forks two ranks, which train an adapter beside a base that is cut, as `CASES` say.
+"""Child of test_cut_base: forks four ranks, which train an adapter beside a base that is cut, as `CASES` say.
 
-base_ranks.py FOLDER      reads NAME.safetensors there, writes NAME-found.safetensors
+base_ranks.py FOLDER      reads NAME.safetensors there, writes LAYOUT-NAME-RANK.safetensors
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from peer.model.layout import FlatLayout
 from peer.parallel import cut_base  # noqa: F401  imported once, by the process that the ranks are forked from
 from peer.parallel.ranks import Ranks, open_ranks
 
-RANKS: Final = 2
+LAYOUTS: Final = {"fsdp": Layout(shard=2), "ddp-fsdp": Layout(shard=2, replicate=2)}
+PROCESSES: Final = 4
 STEPS: Final = 12
 _TIED: Final = ModelConfig(
     vocab_size=96, hidden_size=48, layers=3, heads=4, kv_heads=2, intermediate_size=80, max_seq_len=32
@@ -52,6 +53,9 @@ MODELS: Final = {
 NARROW: Final = ("bf16", "recomputed")
 
 
+CASES: Final = [*(("fsdp", name) for name in MODELS), ("ddp-fsdp", "bf16")]
+
+
 def inner_of(name: str) -> InnerConfig:
     """Return the settings of the steps."""
     inner = InnerConfig(lr=5e-3, batch_size=5, total_steps=STEPS, warmup_steps=0, schedule="constant", dtype="fp32")
@@ -59,7 +63,7 @@ def inner_of(name: str) -> InnerConfig:
 
 
 def batches(name: str, vocabulary: int) -> Iterator[torch.Tensor]:
-    """Yield five rows a step, which two ranks cannot deal out evenly; of the last step one, so that a rank has none."""
+    """Yield five rows a step, which no layout deals out evenly; of the last step one, so that a rank has none."""
     draw = torch.Generator().manual_seed(5)
     for step in range(STEPS):
         rows = [torch.randint(0, vocabulary, (1 if step == STEPS - 1 else 5,), generator=draw)]
@@ -126,18 +130,21 @@ def train(name: str, ranks: Ranks, start: dict[str, torch.Tensor]) -> dict[str, 
 
 
 def run_rank(rank: int, folder: Path) -> None:
-    """Be a rank of each case."""
-    with open_ranks(Layout(shard=RANKS), rank, torch.device("cpu"), folder / "store") as ranks:
-        for name in MODELS:
-            found = train(name, ranks, load_file(folder / f"{name}.safetensors"))
-            save_file(found, folder / f"{name}-{rank}.safetensors")
+    """Be a rank of each layout that has one of that number."""
+    for kind, layout in LAYOUTS.items():
+        if rank >= layout.size:
+            continue
+        with open_ranks(layout, rank, torch.device("cpu"), folder / f"{kind}.store") as ranks:
+            for name in (name for of, name in CASES if of == kind):
+                found = train(name, ranks, load_file(folder / f"{name}.safetensors"))
+                save_file(found, folder / f"{kind}-{name}-{rank}.safetensors")
 
 
 def main() -> None:
     torch.set_num_threads(1)
     gc.freeze()
     children = []
-    for rank in range(RANKS):
+    for rank in range(PROCESSES):
         if pid := os.fork():
             children.append(pid)
             continue

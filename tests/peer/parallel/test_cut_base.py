@@ -1,4 +1,4 @@
-"""An adapter beside a base that two ranks have in parts, against one process that has it whole."""
+"""An adapter beside a base that ranks have in parts, against one process that has it whole."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
 from peer.footprint.parameters import base_of
 from peer.model.layout import FlatLayout, init_flat
-from tests.peer.parallel.base_ranks import MODELS, NARROW, RANKS, batches, inner_of
+from tests.peer.parallel.base_ranks import CASES, LAYOUTS, MODELS, NARROW, batches, inner_of
 from tests.support.forking.forked import ForkedProcess
 
 pytestmark = pytest.mark.process
@@ -36,7 +36,7 @@ def start() -> dict[str, Found]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, start: dict[str, Found]) -> Path:
-    """What both ranks have found."""
+    """What all ranks have found."""
     folder = tmp_path_factory.mktemp("ranks")
     for name, tensors in start.items():
         save_file(tensors, folder / f"{name}.safetensors")
@@ -48,10 +48,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory, start: dict[str, Found]) ->
     return folder
 
 
-@pytest.fixture(params=MODELS)
+@pytest.fixture(params=CASES, ids="-".join)
 def case(request: pytest.FixtureRequest, folder: Path) -> tuple[str, list[Found]]:
-    name = request.param
-    return name, [load_file(folder / f"{name}-{rank}.safetensors") for rank in range(RANKS)]
+    kind, name = request.param
+    return name, [load_file(folder / f"{kind}-{name}-{rank}.safetensors") for rank in range(LAYOUTS[kind].size)]
 
 
 def alone(name: str, start: Found) -> tuple[list[float], list[float], torch.Tensor]:
@@ -81,11 +81,11 @@ def test_the_ranks_train_as_one_process_does(case: tuple[str, list[Found]], star
         assert (rank["adapter"] - adapter).norm() < 1e-2 * moved.norm()
 
 
-def test_both_export_each_value_of_the_adapter_once(case: tuple[str, list[Found]]) -> None:
+def test_the_ranks_export_each_value_of_the_adapter_once(case: tuple[str, list[Found]]) -> None:
     _, found = case
-    first, second = (rank["delta"] for rank in found)
-    assert bool((first.isnan() ^ second.isnan()).all())
-    assert torch.equal(torch.where(first.isnan(), second, first), -found[0]["adapter"])
+    deltas = torch.stack([rank["delta"] for rank in found])
+    assert bool(((~deltas.isnan()).sum(0) == 1).all())
+    assert torch.equal(deltas.nansum(0), -found[0]["adapter"])
 
 
 def test_each_rank_holds_its_part_of_the_base(case: tuple[str, list[Found]], start: dict[str, Found]) -> None:
@@ -98,7 +98,7 @@ def test_each_rank_holds_its_part_of_the_base(case: tuple[str, list[Found]], sta
     whole = sum(sizes.values())
     ends = sum(size for key, size in sizes.items() if ".layers." not in key)
     blocks = MODELS[name].layers // MODELS[name].shared_blocks
-    between = found[0]["bytes"][:3] + found[1]["bytes"][:3]
+    between = found[0]["bytes"][:3] + found[1]["bytes"][:3]  # the two of one copy
     assert between.tolist() == [whole] * 3
     for rank in found:
         rest, _, _, peak = rank["bytes"].tolist()
