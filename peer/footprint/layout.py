@@ -161,7 +161,7 @@ class Layout:
             raise ConfigError("tp does not cut the base of an adapter: use fsdp or ddp")
         if self.shard > 1 and base is not None and base.quantization is not None:
             raise ConfigError(
-                f"a base in {base.quantization} is not cut, and {self} cuts the model: use the layout ddp"
+                f"a base in {base.quantization} is not cut, and {self} cuts it: use the layout ddp"
             )
 
     def _check_blocks(self, model: ModelConfig) -> None:

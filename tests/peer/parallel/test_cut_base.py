@@ -10,9 +10,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from optim.config import CodecConfig, DilocoConfig
+from optim.wire_sizes import exchange_of
 from peer.compute.device import resolve_device
 from peer.compute.train_loop import InnerTrainer
+from peer.config import StorageConfig
+from peer.footprint.device import device_items
+from peer.footprint.layout import Layout
 from peer.footprint.parameters import base_of
+from peer.footprint.workload import Workload
 from peer.model.layout import FlatLayout, init_flat
 from tests.peer.parallel.base_ranks import CASES, LAYOUTS, MODELS, NARROW, batches, inner_of
 from tests.support.forking.forked import ForkedProcess
@@ -98,6 +104,17 @@ def test_each_rank_holds_its_part_of_the_base(case: tuple[str, list[Found]], sta
     whole = sum(sizes.values())
     ends = sum(size for key, size in sizes.items() if ".layers." not in key)
     blocks = MODELS[name].layers // MODELS[name].shared_blocks
+    model = MODELS[name]
+    work = Workload(
+        model=model,
+        inner=inner_of(name),
+        exchange=exchange_of(DilocoConfig(steps=10), CodecConfig(), FlatLayout.of(model).shapes, peers=4),
+        blocks=range(model.layers),
+        seq_len=20,
+        sequences=2,
+        layout=Layout(shard=2),
+        base=StorageConfig(dtype="bf16" if name in NARROW else "fp32"),
+    )
     between = found[0]["bytes"][:3] + found[1]["bytes"][:3]  # the two of one copy
     assert between.tolist() == [whole] * 3
     for rank in found:
@@ -105,3 +122,7 @@ def test_each_rank_holds_its_part_of_the_base(case: tuple[str, list[Found]], sta
         assert rest < 0.54 * whole
         most = ends + (whole - ends) * min(1.0, (2 + (blocks - 2) * 0.54) / blocks)
         assert rest < peak <= most
+        items = device_items(work)
+        assert items["base"] == pytest.approx(rest, rel=0.05)
+        assert items["base"] + items["gathered base"] > 0.95 * peak
+        assert items["weights"] == items["gradient"] == 4 * len(rank["adapter"])
