@@ -160,9 +160,7 @@ class Layout:
         if self.tensor > 1:
             raise ConfigError("tp does not cut the base of an adapter: use fsdp or ddp")
         if self.shard > 1 and base is not None and base.quantization is not None:
-            raise ConfigError(
-                f"a base in {base.quantization} is not cut, and {self} cuts it: use the layout ddp"
-            )
+            raise ConfigError(f"a base in {base.quantization} is not cut, and {self} cuts it: use the layout ddp")
 
     def _check_blocks(self, model: ModelConfig) -> None:
         """Raise ConfigError where a cut could go through a block of adamw8bit's values, which have one scale."""

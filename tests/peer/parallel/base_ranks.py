@@ -93,7 +93,7 @@ def peak_of(decoder: Decoder) -> Iterator[list[int]]:
         peak[0] = max(peak[0], held_bytes(decoder))
 
     found = [block.register_forward_hook(note) for block in decoder.layers.values()]
-    found += [block.mlp.register_full_backward_hook(note) for block in decoder.layers.values()]
+    found += [block.get_submodule("mlp").register_full_backward_hook(note) for block in decoder.layers.values()]
     yield peak
     for hook in found:
         hook.remove()
