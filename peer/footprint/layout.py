@@ -173,8 +173,11 @@ class Layout:
                     f" them: use adamw, the layout ddp, or a width that {block} divides"
                 )
 
-    def check_stage(self) -> None:
-        """Raise ConfigError where a stage of a pipeline cannot be cut like this."""
+    def check_stage(self, is_adapted: bool = False) -> None:
+        """Raise ConfigError where a stage of a pipeline cannot be cut like this. `is_adapted`: whether an adapter is
+        trained beside its base."""
+        if self.shard > 1 and is_adapted:
+            raise ConfigError("fsdp does not cut the base of an adapter in a pipeline: use ddp")
         if self.tensor > 1:
             raise ConfigError("tp shares whole models only, and this one is cut into stages: use ddp or fsdp")
 

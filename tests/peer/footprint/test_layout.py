@@ -102,6 +102,10 @@ def test_beside_an_adapter_a_plain_base_alone_is_cut() -> None:
         Layout(shard=2).check(adapted, "adamw", 8, packed)
     with pytest.raises(ConfigError, match="tp does not cut the base of an adapter: use fsdp or ddp"):
         Layout(tensor=2).check(adapted, "adamw", 8, plain)
+    Layout(shard=2).check_stage()
+    Layout(replicate=2).check_stage(is_adapted=True)
+    with pytest.raises(ConfigError, match="fsdp does not cut the base of an adapter in a pipeline: use ddp"):
+        Layout(shard=2).check_stage(is_adapted=True)
 
 
 @pytest.mark.parametrize(

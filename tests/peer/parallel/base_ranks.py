@@ -47,6 +47,7 @@ MODELS: Final = {
     "normed": replace(_TIED, qk_norm=True, adapter=_ALL),
     "marked": replace(_TIED, adapter=_ALL),
     "recomputed": replace(_TIED, adapter=_ALL),
+    "dropped": replace(_TIED, adapter=replace(_ALL, dropout=0.2)),
     "muon": replace(_TIED, adapter=_ALL),
 }
 """By the name of a case. Bases of "bf16" and "recomputed" are in bf16, the others in fp32."""
@@ -72,6 +73,11 @@ def batches(name: str, vocabulary: int) -> Iterator[torch.Tensor]:
         tokens = torch.stack(rows, dim=1)
         counts = torch.rand(tokens.shape, generator=draw) < 0.4
         yield torch.where(counts, tokens, -1 - tokens) if name == "marked" else tokens
+
+
+def samples_of(tokens: torch.Tensor, step: int) -> range:
+    """Return the numbers of the samples of a batch."""
+    return range(10 * step, 10 * step + len(tokens))
 
 
 def held_bytes(decoder: Decoder) -> int:
@@ -114,7 +120,7 @@ def train(name: str, ranks: Ranks, start: dict[str, torch.Tensor]) -> dict[str, 
     validations, losses = [trainer.evaluate(tokens[:2], lambda: None)], list[float]()
     after_validation = held_bytes(decoder)
     with peak_of(decoder) as peak:
-        losses = [trainer.step(each, step).loss for step, each in enumerate(tokens)]
+        losses = [trainer.step(each, step, samples_of(each, step)).loss for step, each in enumerate(tokens)]
     with trainer.holding(start["adapter"]):
         validations.append(trainer.evaluate(tokens[:2], lambda: None))
     numel = FlatLayout.of(model).numel
