@@ -51,6 +51,12 @@ if TYPE_CHECKING:
     metavar="BASE",
     help="With --init: a template that tunes an adapter of this checkpoint, a folder or an id OWNER/NAME of the Hub.",
 )
+@click.option(
+    "--chats",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="PATH",
+    help="With --tune: the conversations to tune to, JSON lines with messages, or a folder of such files.",
+)
 @home_option("Key, initial weights and state of the run: keep it.  [default: ~/.barnraise/coordinator-NAME]")
 @click.option(
     "--ban",
@@ -115,6 +121,7 @@ def coordinate(
     run_toml: Path | None,
     init: bool,
     tune: str | None,
+    chats: Path | None,
     home: Path | None,
     banned: tuple[str, ...],
     kept: tuple[str, ...],
@@ -137,10 +144,11 @@ def coordinate(
     given.
     """
     if init:
-        refuse_others("--init", "init", "tune", "run_toml")
-        _write_template(run_toml or Path("RUN.toml"), tune)
+        refuse_others("--init", "init", "tune", "chats", "run_toml")
+        refuse_without("--tune", tune is not None, "chats")
+        _write_template(run_toml or Path("RUN.toml"), tune, chats)
         return
-    refuse_without("--init", init, "tune")
+    refuse_without("--init", init, "tune", "chats")
     if make_successor is not None:
         refuse_others("--make-successor", "make_successor", "home")
         _make_successor(home or coordinator_home(), make_successor)
@@ -156,7 +164,7 @@ def coordinate(
     home = home or coordinator_home(heir.run if heir else None if run is None else run.run.name)
     if not tied:
         note_home(home)
-    data = data or _last_data(home)
+    data = _data_set(run, home, data, tied)
     again: dict[str, Any] = {name: taken_over(context, home, name) for name in _KEPT}
     reach = replace(reach, **again)
     if (port := last_port(home)) and context.get_parameter_source("listen") is not ParameterSource.COMMANDLINE:
@@ -174,6 +182,22 @@ def _cautions(run: RunConfig) -> list[str]:
 
 
 _KEPT: Final = ("listen", "announce", "relays", "bootstrap")
+
+
+def _data_set(run: RunConfig | None, home: Path, given: Path | None, tied: bool) -> Path | None:
+    """Return the data set to start with: the one that was given, built of the conversations that RUN.toml names, or
+    that of the last start. A run that has begun keeps its own, whatever became of the conversations."""
+    from swarm.run.manifest_transfer import MANIFEST_FILE
+
+    if run is None or run.chats is None:
+        return given or _last_data(home)
+    if given is not None:
+        raise ConfigError(f"--data names a data set, and [data] chats = {run.chats.path!r} another: leave one out")
+    if os.path.exists(home / MANIFEST_FILE) and not Home(home).unbegun.exists():
+        return _last_data(home)
+    from cli.page_builds import chat_set
+
+    return chat_set(run.chats, run, home, tied)
 
 
 def _last_data(home: Path) -> Path | None:
@@ -227,8 +251,8 @@ def _opened(path: Path, run_toml: Path | None, bootstrap: tuple[str, ...]) -> Su
     return open_successor(path, ask_passphrase(str(path)), bootstrap)
 
 
-def _write_template(path: Path, tune: str | None) -> None:
-    text = template() if tune is None else tuning_template(_checkpoint(tune))
+def _write_template(path: Path, tune: str | None, chats: Path | None) -> None:
+    text = template() if tune is None else tuning_template(_checkpoint(tune), "" if chats is None else _absolute(chats))
     try:
         check_name(path.stem)
     except ValueError as error:
@@ -240,8 +264,18 @@ def _write_template(path: Path, tune: str | None) -> None:
         raise ConfigError(f"{path} exists already: name another file, or delete it first") from error
     except OSError as error:
         raise ConfigError(f"cannot write {path} ({error.strerror}): name a file in another folder") from error
-    data = "" if tune is None else " --data DIR"
+    data = "" if tune is None or chats is not None else " --data DIR"
     say(f"Wrote {path}. Edit it, then: peer coordinate {quoted(path)}{data}")
+
+
+def _absolute(path: Path) -> str:
+    """Return how RUN.toml names a path. Raises ConfigError for one that is not UTF-8, which no TOML holds."""
+    name = os.path.abspath(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"the name {name!a} is not UTF-8: rename it or name a link to it") from error
+    return name
 
 
 def _checkpoint(name: str) -> str:

@@ -14,10 +14,14 @@ def template() -> str:
     return (files("cli.templates") / "run.toml").read_text()
 
 
-def tuning_template(base: str) -> str:
-    """Return a commented RUN.toml that tunes an adapter of that checkpoint, a folder or an id of the Hub."""
+def tuning_template(base: str, chats: str = "") -> str:
+    """Return a commented RUN.toml that tunes an adapter of that checkpoint, a folder or an id of the Hub. `chats`: the
+    conversations to tune to; "" leaves the data set to be named at the start."""
     text = with_settings((files("cli.templates") / "tune.toml").read_text(), "model", {"base": base})
-    return text.replace("--tokenizer OWNER/NAME", f"--tokenizer {shlex.quote(base)}")
+    text = text.replace("--tokenizer OWNER/NAME", f"--tokenizer {shlex.quote(base)}")
+    if not chats:
+        return text
+    return with_settings(text.replace("\n# chats = ", "\nchats = "), "data", {"chats": chats})
 
 
 def with_settings(text: str, section: str, settings: Mapping[str, str | int | float | bool]) -> str:

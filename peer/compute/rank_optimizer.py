@@ -33,7 +33,7 @@ class RankOptimizer:
 
     def save(self, out: Tensor) -> None:
         """Write what this rank owns of the state to `out`, uint8, as `InnerOptimizer.save` writes the whole."""
-        if self._ranks.layout.parts == 1:
+        if self._pieces.is_whole:
             if self._ranks.rank == 0:
                 self.optimizer.save(out)
             return
@@ -44,7 +44,7 @@ class RankOptimizer:
 
     def load(self, saved: Tensor) -> None:
         """Restore the state that the ranks of any layout have saved. All zero is the state before the first step."""
-        if self._ranks.layout.parts == 1:
+        if self._pieces.is_whole:
             self.optimizer.load(saved)
             return
         self.optimizer.steps = int(saved[-COUNT_BYTES:].view(torch.int64))

@@ -39,7 +39,7 @@ class RankTrainer(ModelTrainer):
         step_size: StepSize,
         base: FrozenWeights | None = None,
     ) -> None:
-        """`base`: of a model with an adapter, on the device."""
+        """`base`: of a model with an adapter, on the device; one that the layout cuts, in the machine's memory."""
         self._ranks = ranks
         self._model = RankModel(model, ranks, narrow_type(device, config), base)
         super().__init__(config, device, self._model.weights, self._model.gradient)

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
-from peer.data.conversations import Conversation, FileMessage, encode_conversation
+from peer.data.conversations import MESSAGES, SHARED, Conversation, FileMessage, encode_conversation, messages_of
 from peer.data.json_entries import constants, entries, lines
 from peer.decoding import MALFORMED
 
@@ -40,9 +40,9 @@ class JsonDocuments:
         self._field = field
         self._value_bytes_max = value_bytes_max
         self._by_lines = True
-        self._kind: Any = Conversation if chat else str
-        self._whole = _text_decoder(field, self._kind)
-        self._raw = _raw_decoder(field)
+        self._is_chat = chat
+        self._whole = _text_decoder(field, Conversation if chat else str)
+        self._raw = _raw_decoder(field, SHARED if chat and field == MESSAGES else "")
         self._others: list[tuple[str, bool]] = []
         self._values = 0
         self._objects = 0
@@ -118,11 +118,7 @@ class JsonDocuments:
         if found is None:
             return None
         self._objects += 1
-        raw = found.field
-        try:
-            text = msgspec.json.decode(raw, type=self._kind) if raw else None
-        except MALFORMED:
-            text = None
+        text = self._decoded(found.field or getattr(found, "shared", b""))
         if text is None:
             if not self._others and self._objects <= _NAMELESS_MAX:
                 self._others = _fields_with_text(_mended(value)[0])
@@ -130,6 +126,15 @@ class JsonDocuments:
         self.has_field = True
         self.is_replaced |= is_replaced
         return _encoded(text)
+
+    def _decoded(self, raw: bytes) -> str | list[FileMessage] | None:
+        """Return the text or the messages in the JSON of a field, None where it holds none."""
+        try:
+            if not raw:
+                return None
+            return messages_of(msgspec.json.decode(raw)) if self._is_chat else msgspec.json.decode(raw, type=str)
+        except MALFORMED:
+            return None
 
     def _object(self, value: bytes | bytearray) -> tuple[Any, bool]:
         """Return an object with the JSON of its field, None for any other value; and whether a half of a surrogate pair
@@ -173,17 +178,16 @@ def _encoded(text: str | list[FileMessage]) -> bytes:
 def _text_decoder(field: str, kind: Any) -> msgspec.json.Decoder[Any]:
     """Return a decoder of objects whose field of that name, here `field`, is a text or messages; others are passed
     over."""
-    return _decoder(field, ("field", kind))
+    return msgspec.json.Decoder(msgspec.defstruct("Object", [("field", kind)], rename={"field": field}))
 
 
 @cache
-def _raw_decoder(field: str) -> msgspec.json.Decoder[Any]:
-    """Return the same of any objects: `field` is the JSON of its value, empty without the field."""
-    return _decoder(field, ("field", msgspec.Raw, msgspec.Raw(b"")))
-
-
-def _decoder(name: str, field: tuple[Any, ...]) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(msgspec.defstruct("Object", [field], rename={"field": name}))
+def _raw_decoder(field: str, shared: str) -> msgspec.json.Decoder[Any]:
+    """Return the same of any objects: `field` is the JSON of its value, empty without the field. So is `shared`, of a
+    second field of that name; "" for none."""
+    names = {"field": field, "shared": shared} if shared else {"field": field}
+    fields = [(name, msgspec.Raw, msgspec.Raw(b"")) for name in names]
+    return msgspec.json.Decoder(msgspec.defstruct("Object", fields, rename=names))
 
 
 def _mended(value: bytes | bytearray) -> tuple[bytearray, bool]:

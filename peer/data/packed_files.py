@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, cast
 
-import msgspec
-
-from peer.data.conversations import Conversation, encode_conversation
+from peer.data.conversations import MESSAGES, SHARED, encode_conversation, messages_of
 from peer.decoding import MALFORMED
 from peer.errors import ConfigError
 
@@ -111,6 +109,7 @@ def rows_of(file: BinaryIO, field: str, chat: bool = False) -> Iterator[bytes | 
         columns = [(each.name, each.type, _stored_type(arrow, each.type)) for each in table.schema_arrow]
         if chat:
             lists = [name for name, kind, _ in columns if arrow.types.is_list(kind) or arrow.types.is_large_list(kind)]
+            field = SHARED if field == MESSAGES and field not in lists else field
             if lists.count(field) != 1:
                 raise NoField(field, lists)
             rows = _rows_at_once(table.metadata)
@@ -137,7 +136,7 @@ def rows_of(file: BinaryIO, field: str, chat: bool = False) -> Iterator[bytes | 
 def _conversation(value: Any) -> bytes | None:
     """Return the messages of a row in their JSON form; None where they are no messages."""
     try:
-        return encode_conversation(msgspec.convert(value.as_py(), Conversation))
+        return encode_conversation(messages_of(value.as_py()))
     except MALFORMED:
         return None
 

@@ -45,7 +45,7 @@ def step_bytes(work: Workload) -> float:
 
 def _state_items(work: Workload) -> dict[str, float]:
     """Return what stays between two steps."""
-    parts, vector = work.layout.parts, float(work.vector_bytes)
+    parts, vector = work.trained_parts, float(work.vector_bytes)
     items = {
         "weights": (float(SPLIT_BYTES * work.parameters) if work.is_split else vector) / parts,
         "gradient": vector / parts,
@@ -58,10 +58,12 @@ def _state_items(work: Workload) -> dict[str, float]:
         items["weights as captured"] = vector / parts
         if work.is_synchronous:
             items["weights of the step before"] = vector / parts
-    if work.layout.shard > 1:
-        items["gathered blocks"] = 2 * _block_bytes(work) / work.layout.tensor
     if work.base is not None:
-        items["base"] = float(frozen_bytes(work.model, work.blocks, work.base))
+        items["base"] = frozen_bytes(work.model, work.blocks, work.base) / work.layout.shard
+        if work.layout.shard > 1:
+            items["gathered base"] = _gathered_bytes(work, work.base)
+    elif work.layout.shard > 1:
+        items["gathered blocks"] = 2 * _block_bytes(work) / work.layout.tensor
     items["rotary table"] = float(FLOAT_BYTES * work.model.max_seq_len * work.model.head_size)
     return items
 
@@ -69,7 +71,7 @@ def _state_items(work: Workload) -> dict[str, float]:
 def _step_items(work: Workload) -> dict[str, float]:
     """Return what a step takes beside the state. A validation takes less: it keeps nothing for a backward pass."""
     items = {
-        f"{'16-bit' if work.narrow else 'fp32'} copies of weights": _cast_bytes(work) / work.layout.parts,
+        f"{'16-bit' if work.narrow else 'fp32'} copies of weights": _cast_bytes(work) / work.trained_parts,
         "activations": work.tokens * saved_bytes_a_token(work) / work.layout.tensor,
         "logits and head": _head_bytes(work) if work.has_head else 0.0,
     }
@@ -159,6 +161,15 @@ def _head_bytes(work: Workload) -> float:
     if work.base is not None:  # it has no gradient
         weights = 0 if _has_type_of_products(work, work.base) else width * vocabulary * work.model.hidden_size
     return float(logits + weights + work.tokens * (vectors * FLOAT_BYTES * work.model.hidden_size + TOKEN_BYTES))
+
+
+def _gathered_bytes(work: Workload, base: StorageConfig) -> float:
+    """Return what is gathered at a time of a base that is cut: two blocks, and all that lies outside of blocks."""
+    shapes = [*parameter_shapes(base_of(work.model), work.blocks)]
+    blocks = sum(math.prod(shape) for name, shape in shapes if ".layers." in name)
+    ends = sum(math.prod(shape) for name, shape in shapes if ".layers." not in name)
+    different = len(work.blocks) / work.model.shared_blocks
+    return (2.0 if base.dtype == "bf16" else 4.0) * (ends + min(2.0, different) * blocks / different)
 
 
 def _cast_bytes(work: Workload) -> float:

@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from peer.config import ComputeType, InnerConfig, MasterType, ModelConfig
+from peer.config import ComputeType, InnerConfig, MasterType, ModelConfig, StorageConfig
 from peer.errors import ConfigError
 from peer.footprint.optimizer_state import BLOCK, SMALL
 from peer.footprint.parameters import parameter_shapes
@@ -132,8 +132,9 @@ class Layout:
         """The number of ranks that have sequences of their own."""
         return self.replicate * self.shard
 
-    def check(self, model: ModelConfig, optimizer: str, seq_len: int) -> None:
-        """Raise ConfigError where the model, or its optimizer, cannot be cut like this."""
+    def check(self, model: ModelConfig, optimizer: str, seq_len: int, base: StorageConfig | None = None) -> None:
+        """Raise ConfigError where the model, or its optimizer, cannot be cut like this. `base`: the form of the frozen
+        weights of a model with an adapter. These alone are cut, so any optimizer will do."""
         cut = {
             "model.heads": model.heads,
             "model.kv_heads": model.kv_heads,
@@ -146,12 +147,20 @@ class Layout:
                 raise ConfigError(
                     f"{name} is {value}, which tp:{self.tensor} does not divide: use fsdp or a smaller tp"
                 )
-        if self.parts > 1 and model.adapter is not None:
-            raise ConfigError(f"the base of an adapter is not cut, and {self} cuts the model: use the layout ddp")
+        if model.adapter is not None:
+            self._check_base(base)
+            return
         if self.parts > 1 and optimizer in ("lamb", "muon"):
             raise ConfigError(f"{optimizer} needs whole matrices, and {self} cuts them: use adamw, or the layout ddp")
         if self.parts > 1 and optimizer == "adamw8bit":
             self._check_blocks(model)
+
+    def _check_base(self, base: StorageConfig | None) -> None:
+        """Raise ConfigError where the frozen weights beside an adapter cannot be cut like this."""
+        if self.tensor > 1:
+            raise ConfigError("tp does not cut the base of an adapter: use fsdp or ddp")
+        if self.shard > 1 and base is not None and base.quantization is not None:
+            raise ConfigError(f"a base in {base.quantization} is not cut, and {self} cuts it: use the layout ddp")
 
     def _check_blocks(self, model: ModelConfig) -> None:
         """Raise ConfigError where a cut could go through a block of adamw8bit's values, which have one scale."""
@@ -164,8 +173,11 @@ class Layout:
                     f" them: use adamw, the layout ddp, or a width that {block} divides"
                 )
 
-    def check_stage(self) -> None:
-        """Raise ConfigError where a stage of a pipeline cannot be cut like this."""
+    def check_stage(self, is_adapted: bool = False) -> None:
+        """Raise ConfigError where a stage of a pipeline cannot be cut like this. `is_adapted`: whether an adapter is
+        trained beside its base."""
+        if self.shard > 1 and is_adapted:
+            raise ConfigError("fsdp does not cut the base of an adapter in a pipeline: use ddp")
         if self.tensor > 1:
             raise ConfigError("tp shares whole models only, and this one is cut into stages: use ddp or fsdp")
 

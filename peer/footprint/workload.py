@@ -106,6 +106,11 @@ class Workload:
         return 2 if self.narrow else 0
 
     @property
+    def trained_parts(self) -> int:
+        """The ranks that share one copy of what is trained: an adapter is whole at each, beside a base that is cut."""
+        return 1 if self.model.adapter is not None else self.layout.parts
+
+    @property
     def state_bytes(self) -> int:
         """The state that all members hold."""
         return self.exchange.state_vectors * self.vector_bytes

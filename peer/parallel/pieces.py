@@ -116,6 +116,11 @@ class LocalPieces:
             at += slots[name].numel
         return cls(pieces, FlatLayout(slots, at), whole.numel)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether this rank holds every value."""
+        return sum(len(piece.rows) * len(piece.columns) for piece in self.pieces.values()) == self.numel
+
     def strips(self, ranges: Iterable[tuple[int, int]] | None = None, owned: bool = False) -> Iterator[Strip]:
         """Yield this rank's elements (with `owned`, those that it exports) of the flat vector in `ranges` (None: all).
         The elements owned by all ranks cover the vector exactly once."""

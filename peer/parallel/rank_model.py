@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from peer.config import ModelConfig
+from peer.footprint.layout import Layout
 from peer.footprint.workload import Recompute
 from peer.model.decoder import Decoder
 from peer.model.frozen_weights import FrozenWeights
@@ -29,7 +30,8 @@ class RankModel:
     def __init__(
         self, config: ModelConfig, ranks: Ranks, narrow: torch.dtype | None, base: FrozenWeights | None = None
     ) -> None:
-        """Products are in `narrow`; None: in fp32. `base`: of a model with an adapter, which is not cut."""
+        """Products are in `narrow`; None: in fp32. `base`: of a model with an adapter, which is whole at each
+        rank; where the layout cuts the base, it comes in the machine's memory."""
         self.ranks, self.whole = ranks, FlatLayout.of(config)
         self.pieces: LocalPieces
         self.scale = 1.0
@@ -37,12 +39,18 @@ class RankModel:
         self._narrow = narrow
         self._loss: SummedLoss
         self._release: Callable[[], None] = lambda: None  # after a forward without a backward
-        if ranks.layout.parts == 1:
-            self.pieces = LocalPieces.of(self.whole, {}, ranks.layout, ranks.rank)
+        self._copies = ranks.layout.replicate if base is None else ranks.layout.size
+        """The ranks that hold the same value."""
+        if ranks.layout.parts == 1 or base is not None:
+            self.pieces = LocalPieces.of(self.whole, {}, Layout(replicate=ranks.layout.size), ranks.rank)
             self.weights, self.gradient = self._vectors()
             decoder = Decoder(config, self.weights, base=base)
             decoder.bind_gradients(self.gradient)
             self._loss = SummedLoss(decoder)
+            if ranks.layout.parts > 1:
+                from peer.parallel.cut_base import cut_base
+
+                self._release = cut_base(self._loss, ranks)
             return
         from peer.parallel.cut_model import CutModel
 
@@ -86,7 +94,10 @@ class RankModel:
 
     def sum_gradients(self) -> float:
         """Complete `gradient` after `add_up`, and take the scale out of it; return the norm of the whole."""
-        self.ranks.sum_over_replicas(self.gradient)
+        if self._copies > self.ranks.layout.replicate:  # an adapter, whole at each rank
+            self.ranks.sum_over_all(self.gradient)
+        else:
+            self.ranks.sum_over_replicas(self.gradient)
         if self.scale != 1.0:
             self.gradient.mul_(1 / self.scale)
         (square,) = self.ranks.sum((self._square_of_gradient(),))
@@ -135,7 +146,7 @@ class RankModel:
             views = self.pieces.layout.views(self.gradient)
             doubled = [views[name].flatten() for name, piece in self.pieces.pieces.items() if piece.is_doubled]
             square -= (1 - 1 / layout.tensor) * float(torch.cat(doubled).norm()) ** 2
-        return square / layout.replicate
+        return square / self._copies
 
     def _vectors(self) -> tuple[Tensor, Tensor]:
         weights = torch.zeros(self.pieces.layout.numel, device=self.ranks.device)

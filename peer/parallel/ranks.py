@@ -48,6 +48,11 @@ class Ranks:
         dist.all_reduce(total)
         return [float(value) for value in total.tolist()]
 
+    def sum_over_all(self, vector: torch.Tensor) -> None:
+        """Sum a vector that is equally long at all ranks, in place."""
+        if self.mesh is not None:
+            dist.all_reduce(vector)
+
     def sum_over_replicas(self, vector: torch.Tensor) -> None:
         """Sum a vector like the local weights over the copies of the model, in place."""
         if self.layout.replicate > 1:

@@ -107,9 +107,10 @@ class TrainWorker:
         if device.torch.type == "cuda":
             hold_to(device.torch, load.compute.memory_bytes or math.inf)
         ranks = self._group.enter_context(open_ranks(load.layout, load.rank, device.torch, _meeting(load)))
-        trainer = RankTrainer(
-            load.model, load.inner, device, ranks, load.step_size, open_frozen(load.base, load.model, device.torch)
-        )
+        # what the ranks cut stays in the machine's memory, mapped from its files: each takes its own part of it
+        place = device.torch if load.layout.parts == 1 else torch.device("cpu")
+        base = open_frozen(load.base, load.model, place)
+        trainer = RankTrainer(load.model, load.inner, device, ranks, load.step_size, base)
         saved = self._saved_state(ranks.sum)
         saved.load(trainer.load)
         return trainer, saved

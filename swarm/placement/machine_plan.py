@@ -189,8 +189,8 @@ def check_layout(shape: RunShape, layout: Layout, weights: MasterType = "fp32") 
     if weights == "split":
         check_split(layout, shape.model, shape.inner.optimizer, shape.inner.dtype == "fp16", len(shape.cuts) > 1)
     if len(shape.cuts) > 1:
-        layout.check_stage()
-    layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
+        layout.check_stage(shape.model.adapter is not None)
+    layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len, shape.base)
 
 
 def _layout(shape: RunShape, machine: Machine, peers: int) -> Layout:
@@ -337,7 +337,7 @@ def _more_devices(shape: RunShape, machine: Machine) -> str:
     for count in (count for count in _DEVICES_TRIED if count > machine.devices and machine.device == "cuda"):
         layout = Layout(shard=count)
         try:
-            layout.check(shape.model, shape.inner.optimizer, shape.data.seq_len)
+            check_layout(shape, layout)
         except ConfigError:
             return ""
         if _all_fit(shape, replace(machine, devices=count, layout="fsdp", weights="fp32")):

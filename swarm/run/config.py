@@ -42,6 +42,9 @@ _REFUSED: Final[dict[tuple[str, ...], str]] = {
     ("inner", "compile"): "each peer decides for itself, with `peer join --compile`",
     ("run", "faults_tolerated"): 'leave it out; coordinator = "required" lets no number of members make two histories',
 }
+_PAGES: Final = "pages"
+_OF_CHATS: Final = ("chats", "chat_template")
+"""Fields of [data] that name files of the coordinator's machine: no manifest has them."""
 _SECTIONS: Final = {
     "seq_len": "data", "stages": "pipeline", "micro_batch": "pipeline", "method": "outer", "merge": "outer",
     "check_by_loss": "outer", "momentum": "outer",
@@ -69,6 +72,14 @@ class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
                 )
 
 
+class ChatsConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """`[data] chats = PATH`: conversations on the coordinator's machine, of which it builds the run's data set."""
+
+    path: str
+    template: str = ""
+    """A file with their chat template; "" for the one beside the tokenizer."""
+
+
 class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One RUN.toml. Exactly one of `model` and `pretrained` is set; both are written as the section [model]."""
 
@@ -80,6 +91,8 @@ class RunConfig(msgspec.Struct, frozen=True, kw_only=True):
     pretrained: Pretrained | None = None
     adapter: AdapterConfig | None = None
     """Trained beside the weights of `pretrained`; None: those themselves are trained."""
+    chats: ChatsConfig | None = None
+    """Written in the section [data]."""
     tokenizer: TokenizerConfig = TokenizerConfig()
     codec: CodecConfig = CodecConfig()
     pipeline: PipelineConfig = PipelineConfig()
@@ -133,12 +146,13 @@ def parse_run_config(text: str, name: str = "RUN.toml") -> RunConfig:
     if "adapter" in raw and not tunes:
         raise _fault(name, text, ("adapter",), "an adapter is beside a checkpoint: write [model] base = ...")
     method = _method(raw, name, text)
+    chats = _take_chats(raw, name, text)
     if "pages" in (data if isinstance(data := raw.get("data"), dict) else ()):  # which only a manifest has
         raise _fault(name, text, ("data", "pages"), _why_unknown(("data",), "pages", method))
     if path := _unknown_field(raw, _sections(method)):
         raise _fault(name, text, path, _why_unknown(path[:-1], path[-1], method))
     try:
-        config = msgspec.convert(raw, RunConfig)
+        config = msgspec.structs.replace(msgspec.convert(raw, RunConfig), chats=chats)
     except msgspec.ValidationError as error:
         path, what = _explain(str(error), method)
         raise _fault(name, text, path, what) from error
@@ -174,6 +188,25 @@ def _take_pretrained(raw: dict[str, Any], name: str, text: str) -> None:
         targets = adapter.get("targets") if isinstance(adapter, dict) else None
         if isinstance(targets, list) and {*targets} <= {*TARGETS}:
             adapter["targets"] = sorted(targets, key=TARGETS.index)
+
+
+def _take_chats(raw: dict[str, Any], name: str, text: str) -> ChatsConfig | None:
+    """Take the conversations out of the section [data], whose source is then the data set built of them."""
+    data = raw.get("data")
+    if not isinstance(data, dict):
+        return None
+    given = {field: data.pop(field) for field in _OF_CHATS if field in data}
+    for field, value in given.items():
+        if not isinstance(value, str) or not value:
+            raise _fault(name, text, ("data", field), f"{field} is {value!r}: name a file or folder")
+        if "chats" not in given:
+            raise _fault(name, text, ("data", field), f"{field} is of conversations: name these in chats, too")
+    if not given:
+        return None
+    if data.setdefault("source", _PAGES) != _PAGES:
+        why = f'of chats a data set is built: leave source out, or set it to "{_PAGES}"'
+        raise _fault(name, text, ("data", "source"), why)
+    return ChatsConfig(path=given["chats"], template=given.get("chat_template", ""))
 
 
 def _method(raw: dict[str, Any], name: str, text: str) -> str:
@@ -245,7 +278,7 @@ def _fields_at(path: tuple[str, ...], method: str) -> list[str]:
     if not path:
         return [name for name in sections if name != "pretrained"]
     section = sections.get(path[0])
-    names = section.__struct_fields__ if section is not None else ()
+    names = (*section.__struct_fields__, *(_OF_CHATS if path == ("data",) else ())) if section is not None else ()
     return [name for name in names if (*path, name) not in _REFUSED]  # which only a manifest has
 
 

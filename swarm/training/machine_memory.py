@@ -67,8 +67,8 @@ def layout_of(config: JoinConfig, manifest: Manifest) -> Layout:
 
     layout = Layout.parse(config.compute.layout, len(config.compute.devices), fits)
     if manifest.stages > 1:
-        layout.check_stage()
-    layout.check(manifest.model, manifest.inner.optimizer, manifest.data.seq_len)
+        layout.check_stage(manifest.model.adapter is not None)
+    layout.check(manifest.model, manifest.inner.optimizer, manifest.data.seq_len, shape.base)
     return layout
 
 

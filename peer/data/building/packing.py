@@ -255,6 +255,8 @@ def _rows(draft: PageIndex, note: PartNote, ids: bytes) -> bytes:
     rows = len(tokens) // (draft.seq_len + 1)
     whole = rows * (draft.seq_len + 1)
     note.pending = tokens[whole:].tobytes()
+    if not rows:
+        return b""
     table = tokens[:whole].reshape(rows, draft.seq_len + 1)
     plain = (table & ~np.uint32(MARK)).astype(np.dtype(draft.dtype).newbyteorder("<"))
     bits = np.packbits(table >= MARK, axis=1, bitorder="little")

@@ -152,7 +152,7 @@ def _check_place(build: DataBuild, out: OutFolder) -> None:
     """Raise ConfigError if the data set would lie among the texts: the next build would read its files."""
     for root in build.roots:
         if out.path.resolve().is_relative_to(root.resolve()):
-            raise ConfigError(f"--out {build.out} lies in {root}, which is read: choose a folder elsewhere")
+            raise ConfigError(f"{build.out} lies in {root}, which is read: choose a folder elsewhere")
 
 
 def no_documents(build: DataBuild, found: GatheredText) -> str:
@@ -160,11 +160,16 @@ def no_documents(build: DataBuild, found: GatheredText) -> str:
     names = ", ".join(str(root) for root in build.roots[:3]) + (", ..." if len(build.roots) > 3 else "")
     skipped = Texts(skipped=Counter(found.skipped)).skipped_text()
     remedy = f"name files with one of the suffixes {' '.join(sorted(TEXT_SUFFIXES))}, also with .gz or .zst"
-    held = "messages" if build.plan.is_chat else "text"
+    if build.plan.is_chat and not found.has_field:
+        return (
+            f"no JSON or .parquet file in {names} has messages in a field {build.plan.field!r} (skipped {skipped}):"
+            ' write each conversation on a line as {"messages": [{"role": "user", "content": "..."}, ...]}, or name'
+            " their field with `peer data build --text-field`"
+        )
     if found.other_fields and not found.has_field:
         fields = ", ".join(map(repr, found.other_fields))
         return (
-            f"no JSON or .parquet file in {names} has {held} in a field {build.plan.field!r} (skipped"
+            f"no JSON or .parquet file in {names} has text in a field {build.plan.field!r} (skipped"
             f" {skipped}): give --text-field one of {fields}"
         )
     return f"{names} holds no text (skipped {skipped}): {remedy}"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import nan
 from pathlib import Path
+from typing import Any
 
 import msgspec
+import pytest
 
 from cli.demo.tuning import CHATS, ROUNDS, SEQ_LEN, STEPS, STYLE, TunedSample, conversations, run_toml
 from swarm.run.config import parse_run_config
+from tests.cli.support.typed import Peer, said
 
 
 def test_every_answer_of_the_set_has_the_style_and_names_its_thing() -> None:
@@ -33,3 +37,21 @@ def test_it_is_better_only_with_a_lower_loss_and_an_answer_in_the_style() -> Non
     assert good.is_better and "4.000 -> 0.200" in good.text
     for changes in ({"losses": (4.0, 4.1)}, {"after": "x = 1"}, {"before": good.after}):
         assert not replace(good, **changes).is_better
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"), [({}, 0), ({"losses": (4.0, 4.1)}, 7), ({"losses": (4.0, nan)}, 7), ({"after": "x = 1"}, 7)]
+)
+def test_a_tuning_that_is_no_better_ends_the_command_with_its_code(
+    monkeypatch: pytest.MonkeyPatch, peer: Peer, tmp_path: Path, changes: dict[str, Any], code: int
+) -> None:
+    tuned = replace(TunedSample((4.0, 0.2), "x = 1", f"{STYLE} THE OAR IS ASHORE."), **changes)
+    monkeypatch.setattr("cli.commands.quickstart._play", lambda *of: None)  # the run before it
+    monkeypatch.setattr("cli.commands.quickstart.tune", lambda home: tuned)
+    ended = peer("quickstart", "--home", tmp_path / "q", "--tune")
+    assert ended.code == code, ended.stderr
+    assert "before: 'x = 1'" in ended.stdout and (tmp_path / "q" / "tuned.json").exists()
+    if code:
+        assert f"the tuned model has not learned the style: read the logs in {tmp_path / 'q' / 'tuned'}" in said(
+            ended, code
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from peer.config import ComputeType, InnerConfig, ModelConfig
+from peer.config import AdapterConfig, ComputeType, InnerConfig, ModelConfig, StorageConfig
 from peer.errors import ConfigError
 from peer.footprint.layout import Compute, Layout, parse_devices
 
@@ -89,6 +89,23 @@ def test_optimizers_that_cannot_be_cut_name_those_that_can(optimizer: str, layou
     Layout(replicate=2).check(MODEL, optimizer, 8)
     with pytest.raises(ConfigError, match="use adamw, or the layout ddp"):
         layout.check(MODEL, optimizer, 8)
+
+
+def test_beside_an_adapter_a_plain_base_alone_is_cut() -> None:
+    """The adapter is whole at each rank, so its optimizer may be any."""
+    adapted = msgspec.structs.replace(MODEL, adapter=AdapterConfig())
+    plain, packed = StorageConfig(dtype="bf16"), StorageConfig(dtype="bf16", quantization="nf4")
+    for optimizer in ("adamw", "adamw8bit", "muon"):
+        Layout(shard=2, replicate=2).check(adapted, optimizer, 8, plain)
+        Layout(replicate=2).check(adapted, optimizer, 8, packed)
+    with pytest.raises(ConfigError, match=r"a base in nf4 is not cut, and fsdp:2 cuts it: use the layout ddp"):
+        Layout(shard=2).check(adapted, "adamw", 8, packed)
+    with pytest.raises(ConfigError, match="tp does not cut the base of an adapter: use fsdp or ddp"):
+        Layout(tensor=2).check(adapted, "adamw", 8, plain)
+    Layout(shard=2).check_stage()
+    Layout(replicate=2).check_stage(is_adapted=True)
+    with pytest.raises(ConfigError, match="fsdp does not cut the base of an adapter in a pipeline: use ddp"):
+        Layout(shard=2).check_stage(is_adapted=True)
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class Swarm:
         self, folder: Path, run_toml: str, launch: Callable[[str], Launch] | None = None, data: Path | None = None
     ) -> None:
         self.folder = folder
-        self._text = () if data else ("--data", str(folder / "text"))
+        self._text = () if data or "\nchats = " in run_toml else ("--data", str(folder / "text"))
         self.peers: dict[str, PeerProcess] = {}
         at_coordinator = Launch(f"/ip4/127.0.0.1/tcp/{free_port()}")
         launched = launch or (lambda name: at_coordinator if name == "coordinator" else Launch())
@@ -148,7 +148,8 @@ async def open_swarm(
     """A coordinator whose invite is ready. The end of the block judges the run's history. `steps`: inner steps a round;
     `rounds` 0 trains until the block is left. `outer`: sections of RUN.toml for another method than DiLoCo; `run`: the
     whole file, to be filled in as `RUN_TOML` is. `launch`: how the process of that name is started, if not on
-    127.0.0.1. `data`: a data set that the coordinator has and the peers fetch, in place of text."""
+    127.0.0.1. `data`: a data set that the coordinator has and the peers fetch, in place of text; so
+    do they where `run` names chats."""
     text = folder / "text"
     text.mkdir()
     if data is None:

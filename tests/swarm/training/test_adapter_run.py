@@ -72,7 +72,7 @@ async def test_members_fetch_the_base_train_beside_it_and_serve_what_they_train(
     export_pretrained(base, BASE, init_flat(BASE, seed=1), ByteTokenizer())
     kept = (base / WEIGHTS).read_bytes()
     async with open_swarm(tmp_path, run=tuning(base, quantize), outer="[outer]\nsteps = 4") as swarm:
-        several = ("--devices", "cpu:2") if quantize else ()
+        several = ("--devices", "cpu:2", "--layout", "ddp" if quantize else "fsdp")
         first, owner = swarm.join("first", *several), swarm.join("owner", "--base", str(base))
         await swarm.committed(1, first, owner)
         owner.kill()

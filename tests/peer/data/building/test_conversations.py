@@ -18,6 +18,7 @@ from peer.data.conversations import MarkedText
 from peer.data.pages.corpus import PagedCorpus
 from peer.data.pages.folder import BuiltPages
 from peer.data.tokenizer import load_tokenizer
+from peer.errors import ConfigError
 from tests.peer.data.building.builds import built, gathered, plan_of, small_tokenizer
 
 SPECIAL = ("<|im_start|>", "<|im_end|>")
@@ -159,3 +160,33 @@ def test_a_data_set_of_conversations_holds_their_ids_and_marks(tmp_path: Path) -
     assert note.skipped["conversations without a message of the role assistant"] == 1
     assert note.skipped["lines of .jsonl with an empty text"] == 1
     assert note.skipped["lines of .jsonl without a text"] == 1
+
+
+def test_fewer_tokens_than_a_window_has_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": TALK}))
+    path = small_tokenizer(tmp_path, SPECIAL)
+    with pytest.raises(ConfigError, match="there are 0 tokens to train on"):
+        built([tmp_path / "a.jsonl"], tmp_path / "one", str(path), chat_template=TAGGED, seq_len=2047)
+
+
+def test_conversations_in_the_form_of_sharegpt_make_the_same_data_set(tmp_path: Path) -> None:
+    made, path = talks(60), small_tokenizer(tmp_path, SPECIAL)
+    names = {"user": "human", "assistant": "gpt"}
+    shared = [[{"from": names[each["role"]], "value": each["content"]} for each in talk] for talk in made]
+    for folder in ("plain", "lines", "mixed", "table"):
+        (tmp_path / folder).mkdir()
+    plain = [json.dumps({"messages": talk}) for talk in made]
+    lines = [json.dumps({"id": str(number), "conversations": talk}) for number, talk in enumerate(shared)]
+    (tmp_path / "plain" / "a.jsonl").write_text("\n".join(plain))
+    (tmp_path / "lines" / "a.jsonl").write_text("\n".join(lines))
+    (tmp_path / "mixed" / "a.json").write_text(json.dumps([{"messages": talk} for talk in shared[30:]]))
+    (tmp_path / "mixed" / "b.jsonl").write_text(
+        "\n".join([*lines[:20], *plain[20:30], '{"conversations": [{"from": 1}]}'])
+    )
+    arrow, parquet = importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    parquet.write_table(arrow.table({"conversations": shared}), tmp_path / "table" / "b.parquet")
+    options = {"chat_template": TAGGED, "seq_len": 31}
+    index = built([tmp_path / "plain"], tmp_path / "one", str(path), **options)
+    assert index.train.documents + index.held_out.documents == len(made)
+    for folder in ("lines", "mixed", "table"):
+        assert built([tmp_path / folder], tmp_path / f"of-{folder}", str(path), **options) == index
