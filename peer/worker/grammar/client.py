@@ -1,0 +1,128 @@
+"""The network process's handle on the "grammar" program: for each answer with a grammar, which tokens may come next.
+
+A schema that ends the process costs the other answers the time to begin again from their tokens, and no error.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Final
+
+from peer.errors import WorkerError
+from peer.files import temporary_folder, write_atomically
+from peer.ipc.grammar_messages import (
+    AFFIX_CHARS_MAX,
+    SCHEMA_CHARS_MAX,
+    BeginGrammar,
+    ContinueGrammar,
+    EndGrammar,
+    Grammar,
+    LoadGrammar,
+    TokenMask,
+)
+from peer.worker.text_client import TextProcess, TextRefused
+
+GRAMMAR_BYTES_MAX: Final = 4 << 30
+_COMMAND_S: Final = 20.0
+"""More than its CPU time, as other processes may need the cores."""
+
+
+class GrammarRefused(TextRefused):
+    """A schema that is not supported, or takes too much to follow."""
+
+
+class AnswerGrammar:
+    """The grammar of one answer, which the caller closes."""
+
+    def __init__(
+        self, process: TextProcess, number: int, grammar: Grammar, ends: Sequence[int], mask_bytes: int
+    ) -> None:
+        self._process, self._number = process, number
+        self._grammar, self._ends, self._mask_bytes = grammar, list(ends), mask_bytes
+        self._seen: list[int] | None = None
+        """The tokens of the answer that the process has seen; None before it has begun."""
+
+    async def mask(self, ids: Sequence[int]) -> TokenMask:
+        """Return what may follow the tokens of the answer so far. Raises GrammarRefused, ConfigError, WorkerError."""
+        try:
+            try:
+                mask = await self._next(list(ids))
+            except WorkerError:
+                if self._seen is None:
+                    raise
+                mask = await self._again(list(ids))  # another answer's schema may have ended the process
+        except TextRefused as error:
+            raise GrammarRefused(str(error)) from error
+        except WorkerError as error:
+            raise GrammarRefused(
+                f"the schema ended the process that follows it ({error}): send a simpler one"
+            ) from error
+        if len(mask.bits) != self._mask_bytes:
+            raise WorkerError(f"a mask of {len(mask.bits)} bytes came from the grammar's process: see its log")
+        self._seen = list(ids)
+        return mask
+
+    async def close(self) -> None:
+        """Have the process forget the answer."""
+        if self._seen is not None and self._process.pid is not None:
+            self._seen = None
+            await self._process.ask(EndGrammar(self._process.next_id(), self._number), type(None), _COMMAND_S)
+
+    async def _next(self, ids: list[int]) -> TokenMask:
+        if self._seen is None or ids[: len(self._seen)] != self._seen:
+            return await self._again(ids)
+        process, count = self._process, len(self._seen)
+        command = ContinueGrammar(process.next_id(), self._number, count, ids[count:])
+        mask = await process.ask(command, TokenMask, _COMMAND_S)
+        return await self._again(ids) if mask.is_unknown else mask
+
+    async def _again(self, ids: list[int]) -> TokenMask:
+        process = self._process
+        command = BeginGrammar(process.next_id(), self._number, self._grammar, self._ends, ids)
+        return await process.ask(command, TokenMask, _COMMAND_S)
+
+
+class ModelGrammars:
+    """The grammars of all answers of one model, in one process, which starts with the first of them."""
+
+    def __init__(self, process: TextProcess, vocab_size: int) -> None:
+        self._process, self._mask_bytes = process, (vocab_size + 7) // 8
+        self._numbers = itertools.count()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id; None while there is none."""
+        return self._process.pid
+
+    def begin(self, grammar: Grammar, ends: Sequence[int]) -> AnswerGrammar:
+        """Return the grammar of a new answer. `ends`: tokens that end it. Raises GrammarRefused for one that is too
+        long."""
+        if len(grammar.schema) > SCHEMA_CHARS_MAX:
+            raise GrammarRefused(
+                f"the schema has {len(grammar.schema)} characters, more than {SCHEMA_CHARS_MAX}: send a shorter one"
+            )
+        if max(len(grammar.prefix), len(grammar.suffix)) > AFFIX_CHARS_MAX:
+            raise GrammarRefused(f"a text around the JSON has more than {AFFIX_CHARS_MAX} characters: shorten it")
+        return AnswerGrammar(self._process, next(self._numbers), grammar, ends, self._mask_bytes)
+
+
+@asynccontextmanager
+async def open_grammars(tokenizer: bytes, vocab_size: int) -> AsyncIterator[ModelGrammars]:
+    """Follow grammars in a tokenizer.json (empty for bytes) inside the block; a process starts with the first."""
+    with temporary_folder("barnraise-grammar-") as place:
+        path = place / "tokenizer.json"
+        if tokenizer:
+            write_atomically(path, tokenizer)
+        load = LoadGrammar(
+            tokenizer=str(path) if tokenizer else "",
+            vocab_size=vocab_size,
+            directory=str(place / "worker"),
+            memory_bytes=GRAMMAR_BYTES_MAX,
+        )
+        process = TextProcess(load)
+        try:
+            yield ModelGrammars(process, vocab_size)
+        finally:
+            await process.close()
