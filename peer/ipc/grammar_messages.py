@@ -56,6 +56,8 @@ class BeginGrammar(Command, frozen=True, tag="begin_grammar"):
     """Tokens that end an answer: they are allowed where the grammar may end, and nowhere else."""
     ids: list[int]
     """The tokens of the answer so far."""
+    ended: list[int] = msgspec.field(default_factory=list)
+    """The numbers of answers to forget."""
 
 
 class ContinueGrammar(Command, frozen=True, tag="continue_grammar"):
@@ -65,12 +67,8 @@ class ContinueGrammar(Command, frozen=True, tag="continue_grammar"):
     after: int
     """The number of tokens of the answer before `ids`."""
     ids: list[int]
-
-
-class EndGrammar(Command, frozen=True, tag="end_grammar"):
-    """Forgets an answer. The reply has no body."""
-
-    answer: int
+    ended: list[int] = msgspec.field(default_factory=list)
+    """The numbers of answers to forget."""
 
 
 class TokenMask(msgspec.Struct, frozen=True):
@@ -84,4 +82,4 @@ class TokenMask(msgspec.Struct, frozen=True):
     """Whether the process does not have the answer after so many tokens: begin it again."""
 
 
-GrammarCommand = BeginGrammar | ContinueGrammar | EndGrammar
+GrammarCommand = BeginGrammar | ContinueGrammar

@@ -17,14 +17,13 @@ from peer.ipc.grammar_messages import (
     SCHEMA_CHARS_MAX,
     BeginGrammar,
     ContinueGrammar,
-    EndGrammar,
     Grammar,
     LoadGrammar,
     TokenMask,
 )
 from peer.worker.text_client import TextProcess, TextRefused
 
-GRAMMAR_BYTES_MAX: Final = 4 << 30
+GRAMMAR_BYTES_MAX: Final = 2 << 30
 _COMMAND_S: Final = 20.0
 """More than its CPU time, as other processes may need the cores."""
 
@@ -36,11 +35,9 @@ class GrammarRefused(TextRefused):
 class AnswerGrammar:
     """The grammar of one answer, which the caller closes."""
 
-    def __init__(
-        self, process: TextProcess, number: int, grammar: Grammar, ends: Sequence[int], mask_bytes: int
-    ) -> None:
-        self._process, self._number = process, number
-        self._grammar, self._ends, self._mask_bytes = grammar, list(ends), mask_bytes
+    def __init__(self, model: ModelGrammars, number: int, grammar: Grammar, ends: Sequence[int]) -> None:
+        self._model, self._process, self._number = model, model.process, number
+        self._grammar, self._ends = grammar, list(ends)
         self._seen: list[int] | None = None
         """The tokens of the answer that the process has seen; None before it has begun."""
 
@@ -59,42 +56,50 @@ class AnswerGrammar:
             raise GrammarRefused(
                 f"the schema ended the process that follows it ({error}): send a simpler one"
             ) from error
-        if len(mask.bits) != self._mask_bytes:
+        if len(mask.bits) != self._model.mask_bytes:
             raise WorkerError(f"a mask of {len(mask.bits)} bytes came from the grammar's process: see its log")
         self._seen = list(ids)
         return mask
 
-    async def close(self) -> None:
-        """Have the process forget the answer."""
-        if self._seen is not None and self._process.pid is not None:
+    def close(self) -> None:
+        """Have the process forget the answer with its next command. It may continue all the same."""
+        if self._seen is not None:
             self._seen = None
-            await self._process.ask(EndGrammar(self._process.next_id(), self._number), type(None), _COMMAND_S)
+            self._model.ended.append(self._number)
 
     async def _next(self, ids: list[int]) -> TokenMask:
         if self._seen is None or ids[: len(self._seen)] != self._seen:
             return await self._again(ids)
         process, count = self._process, len(self._seen)
-        command = ContinueGrammar(process.next_id(), self._number, count, ids[count:])
+        command = ContinueGrammar(process.next_id(), self._number, count, ids[count:], self._model.take_ended())
         mask = await process.ask(command, TokenMask, _COMMAND_S)
         return await self._again(ids) if mask.is_unknown else mask
 
     async def _again(self, ids: list[int]) -> TokenMask:
-        process = self._process
-        command = BeginGrammar(process.next_id(), self._number, self._grammar, self._ends, ids)
-        return await process.ask(command, TokenMask, _COMMAND_S)
+        id, ended = self._process.next_id(), self._model.take_ended()
+        command = BeginGrammar(id, self._number, self._grammar, self._ends, ids, ended)
+        return await self._process.ask(command, TokenMask, _COMMAND_S)
 
 
 class ModelGrammars:
     """The grammars of all answers of one model, in one process, which starts with the first of them."""
 
     def __init__(self, process: TextProcess, vocab_size: int) -> None:
-        self._process, self._mask_bytes = process, (vocab_size + 7) // 8
+        self.process: Final = process
+        self.mask_bytes: Final = (vocab_size + 7) // 8
+        self.ended = list[int]()
+        """The numbers of answers that the process is still to forget."""
         self._numbers = itertools.count()
 
     @property
     def pid(self) -> int | None:
         """The process id; None while there is none."""
-        return self._process.pid
+        return self.process.pid
+
+    def take_ended(self) -> list[int]:
+        """Return the answers to forget, with the command that tells the process."""
+        ended, self.ended = self.ended, []
+        return ended
 
     def begin(self, grammar: Grammar, ends: Sequence[int]) -> AnswerGrammar:
         """Return the grammar of a new answer. `ends`: tokens that end it. Raises GrammarRefused for one that is too
@@ -105,7 +110,7 @@ class ModelGrammars:
             )
         if max(len(grammar.prefix), len(grammar.suffix)) > AFFIX_CHARS_MAX:
             raise GrammarRefused(f"a text around the JSON has more than {AFFIX_CHARS_MAX} characters: shorten it")
-        return AnswerGrammar(self._process, next(self._numbers), grammar, ends, self._mask_bytes)
+        return AnswerGrammar(self, next(self._numbers), grammar, ends)
 
 
 @asynccontextmanager

@@ -14,7 +14,6 @@ from peer.errors import ConfigError
 from peer.ipc.grammar_messages import (
     MATCHERS_MAX,
     BeginGrammar,
-    EndGrammar,
     Grammar,
     GrammarCommand,
     LoadGrammar,
@@ -36,8 +35,8 @@ OPTIONS: Final = {
     "lenient": False,
 }
 LIMITS: Final = {
-    # A mask takes some 20 ms at most, and a matcher some 40 MB.
-    "max_lexer_states": 20_000,
+    # A mask takes some 20 ms at most, and a matcher some 20 MB.
+    "max_lexer_states": 10_000,
     "verbose_errors": False,
 }
 _KEYWORDS: Final = re.compile(r"Unimplemented keys: (\[.*\])")
@@ -106,10 +105,10 @@ class GrammarWorker:
             else:
                 self._link.reply(command, body)
 
-    def _answer(self, command: GrammarCommand) -> TokenMask | None:
+    def _answer(self, command: GrammarCommand) -> TokenMask:
+        for ended in command.ended:
+            self._matchers.pop(ended, None)
         held = self._matchers.pop(command.answer, None)
-        if isinstance(command, EndGrammar):
-            return None
         if isinstance(command, BeginGrammar):
             matcher = self._compile(command.grammar)
             held = _Matcher(matcher, command.ends, self._load.vocab_size)

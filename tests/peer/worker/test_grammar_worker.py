@@ -44,7 +44,8 @@ async def test_a_mask_has_the_tokens_that_the_schema_allows() -> None:
         assert await after(answer, '{"the":1') == [*b"\t\n\r 2}"]
         mask = await answer.mask([*b'{"the":1}'])
         assert allowed(mask) == [END] and mask.is_complete
-        await answer.close()
+        answer.close()
+        assert allowed(await answer.mask([])) == [ord("{")]
     assert not children()
 
 
