@@ -5,9 +5,15 @@ The forward pass does not wait for a mask, and no other session does.
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from torch import Tensor
+
+ROWS_WAITING_MAX: Final = 2
+"""Of one session. The client allows one position more than it has, so a server that takes over is sent two rows to draw
+where the lost one had drawn a token that the client has not."""
 
 
 class MaskedDraws:
@@ -15,29 +21,29 @@ class MaskedDraws:
 
     def __init__(self) -> None:
         self._mask: tuple[int, Tensor] | None = None
-        self._waiting: tuple[int, Tensor] | None = None
+        self._waiting: dict[int, Tensor] = {}
+        """Logits (V,) by position, in the order in which they came."""
 
     def give(self, position: int, mask: Tensor) -> Tensor | None:
         """Take the mask (V,) bool of a position; an earlier one is forgotten. Return the logits (V,) that waited for
         it."""
         self._mask = position, mask
-        if self._waiting is None or self._waiting[0] != position:
-            return None
-        (_, logits), self._waiting = self._waiting, None
-        return logits
+        return self._waiting.pop(position, None)
 
     def mask(self, position: int) -> Tensor | None:
         """Return the mask of a position, if it is there."""
         return self._mask[1] if self._mask is not None and self._mask[0] == position else None
 
     def hold(self, position: int, logits: Tensor) -> None:
-        """Keep a copy of the logits (V,) of a position until its mask comes: one row a session."""
-        self._waiting = position, logits.clone()
+        """Keep a copy of the logits (V,) of a position until its mask comes."""
+        self._waiting.pop(position, None)
+        self._waiting[position] = logits.clone()
+        if len(self._waiting) > ROWS_WAITING_MAX:
+            del self._waiting[next(iter(self._waiting))]
 
     def cut(self, end: int) -> None:
         """Forget logits that follow other than the first `end` tokens. A mask stays: it is of the client's own text."""
-        if self._waiting is not None and self._waiting[0] > end:
-            self._waiting = None
+        self._waiting = {position: logits for position, logits in self._waiting.items() if position <= end}
 
 
 def mask_of(bits: bytes | memoryview, vocab_size: int, device: torch.device) -> Tensor:

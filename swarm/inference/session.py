@@ -135,8 +135,8 @@ class RemoteSession:
         try:
             while len(self.tokens) < end and not self.is_complete:
                 drawn = await self._next(end)
-                is_last = len(self.tokens) == end or drawn.token in self._stops
                 await self._allowing.follow(self.tokens)
+                is_last = len(self.tokens) == end or drawn.token in self._stops or self.is_complete
                 if not is_last:
                     self._allow(end)
                 self._ahead = self._allowing.is_masked or not is_last
@@ -219,6 +219,8 @@ class RemoteSession:
         allowed = self._allowing.allows(message.position, message.token, len(self.tokens))
         if not is_last or not allowed or message.token >= self._model.vocab_size:
             self._drop(self._judge.misbehaved(peer))
+            if is_last and self._allowing.is_masked:
+                self._begin_again()  # it has sent a forbidden token on
             return None
         if message.position != len(self.tokens):
             return None  # drawn twice, as after a replacement
