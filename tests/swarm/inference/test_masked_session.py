@@ -98,7 +98,7 @@ async def said(swarm: Scene, grammar: Grammar, count: int = 40) -> list[int]:
         tokens = [drawn.token async for drawn in session.generate(PROMPT, count)]
     assert session.is_complete == (count >= grammar.length)
     session.close()
-    assert grammar.closed == 1
+    assert grammar.closed >= 1
     return tokens
 
 
