@@ -90,6 +90,7 @@ class BlockWorker:
             if self._flush():
                 self._receive(wait=not self._engine.waiting_tokens)
                 self._step()
+                self._receive(wait=False)  # masks that came meanwhile: their tokens go with the others of the step
                 self._report()
             else:  # no step before the network process has read what is there; but it may be waiting for room itself
                 time.sleep(_FULL_S)

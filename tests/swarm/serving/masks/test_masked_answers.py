@@ -20,7 +20,7 @@ from peer.ipc.sampling_options import Sampling
 from peer.worker.grammar.client import GrammarRefused
 from swarm.inference.client import ModelClient
 from swarm.inference.session import RemoteSession
-from tests.swarm.serving.schemas import SCHEMAS
+from tests.swarm.serving.masks.schemas import SCHEMAS
 from tests.swarm.serving.serving_swarm import ServingSwarm, open_serving, reference_tokens, serving
 from tests.swarm.serving.test_serving import PROMPT, all_pages_free, ask
 
