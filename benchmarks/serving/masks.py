@@ -146,9 +146,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     add_json(parser, "serving/masks")
     options = parser.parse_args()
-    print(
-        f"{'model':>6} {'servers':>7} {'streams':>7} {'free/s':>8} {'masked/s':>8} {'ratio':>6} {'mask ms':>8} {'bytes':>7}"
-    )
+    print(" model servers streams   free/s masked/s  ratio  mask ms   bytes")
     rows = list[dict[str, Any]]()
     for size in options.sizes:
         for servers in (1, 2):
