@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX, check_tokenizer
-from peer.decoding import told
 from peer.errors import ConfigError
 from peer.files import read_bounded
 
 _BYTES = 256
+_REASON_CHARS = 200
 
 
 class _Tokens:
@@ -45,7 +45,7 @@ def read_vocabulary(path: str, vocab_size: int) -> Any:
 
     if not path:
         tokens = [bytes([id]) if id < _BYTES else b"<%d>" % id for id in range(vocab_size)]
-        wrapped = _Tokens(tokens, list(range(_BYTES, vocab_size)), None)
+        wrapped: Any = _Tokens(tokens, list(range(_BYTES, vocab_size)), None)
     else:
         content = read_bounded(Path(path), TOKENIZER_BYTES_MAX)
         check_tokenizer(content, "the model's tokenizer")
@@ -67,5 +67,5 @@ def panics_as_errors() -> Iterator[None]:
         if not isinstance(error, ValueError) and type(error).__module__ != "pyo3_runtime":
             raise
         raise ConfigError(
-            f"the model's tokenizer does not go with grammars ({told(error)}): use another model"
+            f"the model's tokenizer does not go with grammars ({str(error)[:_REASON_CHARS]}): use another model"
         ) from error

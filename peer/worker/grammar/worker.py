@@ -34,11 +34,8 @@ OPTIONS: Final = {
     "coerce_one_of": False,
     "lenient": False,
 }
-LIMITS: Final = {
-    # A mask takes some 20 ms at most, and a matcher some 20 MB.
-    "max_lexer_states": 10_000,
-    "verbose_errors": False,
-}
+LEXER_STATES_MAX: Final = 10_000
+"""Of one answer, some 2 kB each."""
 _KEYWORDS: Final = re.compile(r"Unimplemented keys: (\[.*\])")
 _FORMAT: Final = re.compile(r"Unknown format: (\S{1,40})")
 _REASON_CHARS: Final = 200
@@ -138,7 +135,8 @@ class GrammarWorker:
             source = LLMatcher.grammar_from_lark(f"start: {' '.join(parts)}\nbody: %json {text}")
         else:
             source = LLMatcher.grammar_from_json_schema(text)
-        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LLParserLimits(**LIMITS))
+        limits = LLParserLimits(max_lexer_states=LEXER_STATES_MAX, verbose_errors=False)
+        matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise ConfigError(_sentence(matcher.get_error()))
         return matcher
