@@ -10,14 +10,14 @@ from typing import Annotated, Final
 
 import msgspec
 
-from peer.config import VOCABULARY_MAX
 from peer.ipc.messages import Command
 
 SCHEMA_CHARS_MAX: Final = 256 << 10
 AFFIX_CHARS_MAX: Final = 1024
 MATCHERS_MAX: Final = 64
 """Answers whose state the process keeps; of more, the one that rested longest begins again when it continues."""
-MASK_BYTES_MAX: Final = VOCABULARY_MAX // 8
+MASK_BYTES_MAX: Final = 62 << 10
+"""With what compression may add, one small message of a flow."""
 
 
 class Grammar(msgspec.Struct, frozen=True):

@@ -10,14 +10,18 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
+import trio
+
 from peer.errors import WorkerError
 from peer.files import temporary_folder, write_atomically
 from peer.ipc.grammar_messages import (
     AFFIX_CHARS_MAX,
+    MASK_BYTES_MAX,
     SCHEMA_CHARS_MAX,
     BeginGrammar,
     ContinueGrammar,
     Grammar,
+    GrammarCommand,
     LoadGrammar,
     TokenMask,
 )
@@ -72,13 +76,18 @@ class AnswerGrammar:
             return await self._again(ids)
         process, count = self._process, len(self._seen)
         command = ContinueGrammar(process.next_id(), self._number, count, ids[count:], self._model.take_ended())
-        mask = await process.ask(command, TokenMask, _COMMAND_S)
+        mask = await self._ask(command)
         return await self._again(ids) if mask.is_unknown else mask
 
     async def _again(self, ids: list[int]) -> TokenMask:
         id, ended = self._process.next_id(), self._model.take_ended()
         command = BeginGrammar(id, self._number, self._grammar, self._ends, ids, ended)
-        return await self._process.ask(command, TokenMask, _COMMAND_S)
+        return await self._ask(command)
+
+    async def _ask(self, command: GrammarCommand) -> TokenMask:
+        """Ask in any case until the answer: a command that is cancelled would end the process, which others need."""
+        with trio.CancelScope(shield=True):
+            return await self._process.ask(command, TokenMask, _COMMAND_S)
 
 
 class ModelGrammars:
@@ -108,6 +117,8 @@ class ModelGrammars:
             raise GrammarRefused(
                 f"the schema has {len(grammar.schema)} characters, more than {SCHEMA_CHARS_MAX}: send a shorter one"
             )
+        if self.mask_bytes > MASK_BYTES_MAX:
+            raise GrammarRefused(f"the vocabulary has more than {8 * MASK_BYTES_MAX} tokens: ask for text of any form")
         if max(len(grammar.prefix), len(grammar.suffix)) > AFFIX_CHARS_MAX:
             raise GrammarRefused(f"a text around the JSON has more than {AFFIX_CHARS_MAX} characters: shorten it")
         return AnswerGrammar(self, next(self._numbers), grammar, ends)

@@ -8,10 +8,13 @@ import signal
 from typing import Any
 
 import pytest
+import trio
 
 from peer.errors import ConfigError
-from peer.ipc.grammar_messages import ANY_OBJECT, MATCHERS_MAX, SCHEMA_CHARS_MAX, Grammar, TokenMask
+from peer.ipc.grammar_messages import ANY_OBJECT, MASK_BYTES_MAX, MATCHERS_MAX, SCHEMA_CHARS_MAX, Grammar, TokenMask
+from peer.net.flow.frames import SMALL_BYTES_MAX
 from peer.worker.grammar.client import AnswerGrammar, GrammarRefused, ModelGrammars, open_grammars
+from swarm.inference.masks import mask_payload_max
 from tests.support.forking.forked import children
 from tests.swarm.gateway.served_model import tokenizer
 
@@ -161,6 +164,23 @@ async def test_an_answer_continues_after_the_process_was_killed() -> None:
         os.kill(pid, signal.SIGKILL)
         assert await after(answer, '{"the":1') == [*b"\t\n\r 2}"]
         assert grammars.pid not in (None, pid)
+
+
+async def test_an_answer_that_is_given_up_leaves_the_process_to_the_others() -> None:
+    async with open_grammars(b"", 256) as grammars:
+        answer = grammars.begin(grammar(SMALL), [])
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            assert await after(answer, "") == [ord("{")]
+        pid = grammars.pid
+        assert pid is not None and await after(answer, "{") == [*b'\t\n\r "'] and grammars.pid == pid
+
+
+async def test_a_vocabulary_whose_masks_fit_no_message_is_refused() -> None:
+    async with open_grammars(b"", 8 * MASK_BYTES_MAX + 1) as grammars:
+        with pytest.raises(GrammarRefused, match="vocabulary"):
+            grammars.begin(ANY_OBJECT, [])
+    assert mask_payload_max(8 * MASK_BYTES_MAX) <= SMALL_BYTES_MAX
 
 
 async def test_an_answer_that_was_forgotten_begins_again() -> None:
