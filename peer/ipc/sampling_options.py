@@ -22,6 +22,8 @@ MASKS: Final = "masks"
 """The same of `masked`."""
 OPTIONS: Final = (PENALTIES, MASKS)
 """What servers of this version know, and earlier ones would ignore."""
+SETTINGS_OF: Final = {PENALTIES: "frequency_penalty, presence_penalty and logit_bias", MASKS: "response_format"}
+"""The parameters of a request that need each."""
 TOKENS_MAX: Final = 1 << 24
 _SEED_BITS: Final = 53  # so that JSON readers that hold numbers as floats get it right
 

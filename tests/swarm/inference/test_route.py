@@ -61,6 +61,7 @@ async def test_a_server_that_would_ignore_the_penalties_draws_no_token_with_them
     servers.records = {"old": old, "old too": server(0, 2)}
     assert servers.plan(()) == (Hop("old", 0, 4),)
     assert servers.plan((), needs=needs) is None and "logit_bias: ask without" in servers.missing("", needs)
+    assert "knows response_format: ask without" in servers.missing("", masked)
     assert "logit_bias" not in servers.missing("")
     servers.records = {**servers.records, "new": server(2, 4, step_ms=50.0, options=("penalties", "of tomorrow"))}
     assert servers.plan((), needs=needs) == (Hop("old too", 0, 2), Hop("new", 2, 4))
