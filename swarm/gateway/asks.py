@@ -133,6 +133,10 @@ def read_chat(body: bytes) -> GenerationAsk:
     for index, message in enumerate(read.messages):
         messages.append(_message(index, message, called, inside))
     ask = _ask(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
+    if tools is not None and ask.grammar is not None:
+        raise _wrong(
+            "response_format", "response_format allows no call of tools: send it without them, or tool_choice none"
+        )
     return replace(ask, messages=tuple(messages), ignored=(*ignored, *inside), tools=tools)
 
 

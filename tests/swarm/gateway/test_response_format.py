@@ -49,6 +49,16 @@ def test_both_kinds_of_requests_have_a_format() -> None:
     assert schema_grammar({"type": "null"}, "<a>", "</a>") == Grammar('{"type":"null"}', "<a>", "</a>")
 
 
+def test_a_format_with_tools_is_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    body = {**ASK, "response_format": FORMAT, "tools": tools}
+    with pytest.raises(ApiError, match="tool_choice none") as refused:
+        read_chat(json.dumps(body).encode())
+    assert refused.value.param == "response_format"
+    assert read_chat(json.dumps({**body, "tool_choice": "none"}).encode()).grammar is not None
+    assert read_chat(json.dumps({**body, "response_format": {"type": "text"}}).encode()).grammar is None
+
+
 @pytest.mark.parametrize(
     "given",
     [
