@@ -12,16 +12,17 @@ holds more than its share end, the one first that has rested longest; its last o
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from peer.inference.blocks import Segment, SpanBlocks
-from peer.inference.cache import CacheFull, CachePool, CacheShape, SessionCache, pages_of
+from peer.inference.cache import CacheFull, CachePool, CacheShape, pages_of
+from peer.inference.engine_session import LATELY_STEPS, EngineSession, WaitingTokens
+from peer.inference.masked_draws import MaskedDraws, mask_of
 from peer.inference.sampling import sample, top_logprobs
 from peer.inference.step_output import StepOutput, StepRefused
 from peer.inference.turns import ClientTurns, Owner
@@ -29,65 +30,14 @@ from peer.ipc.block_messages import CHUNK_TOKENS, ROWS_MAX
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
 
-LATELY_STEPS: Final = 16
 REST_S: Final = 10.0
 """A client's last session may end for another client once it has rested this long."""
 
 
-@dataclass(frozen=True)
-class _Tokens:
-    """Tokens of one session that wait for their turn, or have it."""
-
-    position: int
-    ids: Sequence[int]
-    hidden: Tensor | None
-    samples: bool
-    """Whether the last one of them is to be followed by a drawn token."""
-
-    def before(self, count: int) -> _Tokens:
-        """Return the first `count` of them, of more."""
-        return _Tokens(self.position, self.ids[:count], None if self.hidden is None else self.hidden[:count], False)
-
-    def behind(self, count: int) -> _Tokens:
-        """Return what is left without the first `count`."""
-        hidden = None if self.hidden is None else self.hidden[count:]
-        return _Tokens(self.position + count, self.ids[count:], hidden, self.samples)
-
-
-@dataclass
-class _Session:
-    part: Span
-    """The blocks that it uses."""
-    cache: SessionCache
-    sampling: Sampling
-    names: tuple[bytes, ...]
-    owner: Hashable
-    """Of the pages that it leaves: other blocks have other keys and values, and another client may call anything so."""
-    client: Owner
-    used_at: float
-    """When it was opened, or something of it came or was computed last."""
-    waiting: deque[_Tokens] = field(default_factory=deque)
-    adapter: int | None = None
-    """The number of its adapter; None: it has none."""
-    turned_at: int = -LATELY_STEPS
-    """The engine's step in which it last had a turn."""
-
-    @property
-    def expected(self) -> int:
-        """The position that comes next, what waits included."""
-        return len(self.cache.ids)
-
-    def cut(self, position: int) -> None:
-        """Forget the waiting tokens, and all from a position on."""
-        self.waiting.clear()
-        self.cache.length = min(self.cache.length, position)
-        del self.cache.ids[self.cache.length :]
-
-
-_Turn = tuple[int, _Session, _Tokens]
+_Turn = tuple[int, EngineSession, WaitingTokens]
 _Key = tuple[str, ...]
 """A prefix, or a prefix and a client of it."""
-_Ready = tuple[int, _Session]
+_Ready = tuple[int, EngineSession]
 
 
 def _client_of(ready: _Ready) -> Owner:
@@ -121,7 +71,7 @@ class Engine:
         self._chunk_tokens, self._clock = chunk_tokens, clock
         self._rows_turns, self._prompt_turns = ClientTurns(_client_of), ClientTurns(_client_of)
         self._steps = 0
-        self._sessions: OrderedDict[int, _Session] = OrderedDict()  # in the order of their turns
+        self._sessions: OrderedDict[int, EngineSession] = OrderedDict()  # in the order of their turns
 
     @property
     def sessions(self) -> int:
@@ -167,7 +117,7 @@ class Engine:
             except CacheFull as error:
                 if not self._end_for((prefix, client), 1):
                     raise StepRefused("full", str(error)) from error
-        self._sessions[id] = _Session(
+        self._sessions[id] = EngineSession(
             part=Span(first, end, span.of),
             cache=cache,
             sampling=sampling,
@@ -176,6 +126,7 @@ class Engine:
             client=(prefix, client),
             used_at=self._clock(),
             adapter=adapter,
+            masked=MaskedDraws() if sampling.masked else None,
         )
         return cache.length
 
@@ -229,7 +180,7 @@ class Engine:
         """Add a session's next tokens, and unless it uses the first block, their hidden states (count, C). Tokens that
         it already has are dropped. Raises StepRefused; the session is then as before."""
         session = self._session(id)
-        tokens = _Tokens(position, ids, hidden, samples)
+        tokens = WaitingTokens(position, ids, hidden, samples)
         self._check(session, tokens)
         tokens = tokens.behind(session.expected - position)
         if not tokens.ids:
@@ -250,12 +201,25 @@ class Engine:
         session.waiting.append(tokens)
         session.cache.ids += tokens.ids
 
-    def _session(self, id: int) -> _Session:
+    def set_mask(self, id: int, position: int, bits: bytes | memoryview) -> StepOutput | None:
+        """Take the tokens that may be drawn at a position, a bit each. Return an output without ids if the token was
+        waited for. Raises StepRefused."""
+        session = self._session(id)
+        if session.masked is None or not session.part.is_last:
+            raise StepRefused("value", f"session {id} draws no tokens under masks", session.expected)
+        try:
+            mask = mask_of(bits, self.blocks.config.vocab_size, self.blocks.device)
+        except ValueError as error:
+            raise StepRefused("value", str(error), session.expected) from error
+        logits = session.masked.give(position, mask)
+        return None if logits is None else self._draw(id, session, position, (), position, logits)
+
+    def _session(self, id: int) -> EngineSession:
         if id not in self._sessions:
             raise StepRefused("unknown", f"session {id} is not open here")
         return self._sessions[id]
 
-    def _check(self, session: _Session, tokens: _Tokens) -> None:
+    def _check(self, session: EngineSession, tokens: WaitingTokens) -> None:
         """Raise StepRefused for tokens that cannot come next."""
         config, have, ids, hidden = self.blocks.config, session.expected, tokens.ids, tokens.hidden
         if not 0 <= tokens.position <= have:
@@ -336,7 +300,7 @@ class Engine:
             self._sessions.move_to_end(id)
         return plan
 
-    def _rows(self, session: _Session) -> int:
+    def _rows(self, session: EngineSession) -> int:
         """Return how many sessions that generate may take part in a step: this span's share of those that did recently.
         If one step took all of them, the servers of the other spans would wait meanwhile."""
         lately = self._steps - LATELY_STEPS
@@ -351,7 +315,7 @@ class Engine:
         return torch.cat([tokens.hidden for _, _, tokens in plan if tokens.hidden is not None]).to(self.blocks.device)
 
     def _output(
-        self, id: int, session: _Session, tokens: _Tokens, rows: Tensor, finite: bool, logits: Tensor | None
+        self, id: int, session: EngineSession, tokens: WaitingTokens, rows: Tensor, finite: bool, logits: Tensor | None
     ) -> StepOutput:
         position, ids = tokens.position, tokens.ids
         end = position + len(ids)
@@ -361,16 +325,25 @@ class Engine:
             return StepOutput(id, position, ids, rows)
         if logits is None:
             return StepOutput(id, position, ids)
+        if session.masked is not None and session.masked.mask(end) is None:
+            session.masked.hold(end, logits)
+            return StepOutput(id, position, ids)
+        return self._draw(id, session, position, ids, end, logits)
+
+    def _draw(
+        self, id: int, session: EngineSession, position: int, ids: Sequence[int], end: int, logits: Tensor
+    ) -> StepOutput:
+        """Draw the token at `end`. The log-probabilities are those of the model: before any mask, bias or filter."""
         sampling = session.sampling
         seen = session.cache.ids[:end] if sampling.looks_back else ()
-        token = sample(logits, sampling, end, seen)
+        token = sample(logits, sampling, end, seen, None if session.masked is None else session.masked.mask(end))
         logprob, likeliest = 0.0, list[tuple[int, float]]()
         if sampling.logprobs:
             logprob, likeliest = top_logprobs(logits, token, sampling.logprobs)
         kept = logits if self.keeps_logits else None
         return StepOutput(id, position, ids, None, token, logprob, likeliest, kept)
 
-    def _broken(self, id: int, session: _Session, tokens: _Tokens) -> StepOutput:
+    def _broken(self, id: int, session: EngineSession, tokens: WaitingTokens) -> StepOutput:
         """Take tokens back whose output is not finite: finite numbers can be too large to compute with."""
         session.cut(tokens.position)
         message = f"the output at position {tokens.position} is not finite"

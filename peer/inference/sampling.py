@@ -18,8 +18,13 @@ from torch import Tensor
 from peer.ipc.sampling_options import Sampling
 
 
-def sample(logits: Tensor, sampling: Sampling, position: int, seen: Sequence[int] = ()) -> int:
-    """Return the token at `position` from its logits (V,) fp32. `seen`: the tokens before it, for the penalties."""
+def sample(
+    logits: Tensor, sampling: Sampling, position: int, seen: Sequence[int] = (), mask: Tensor | None = None
+) -> int:
+    """Return the token at `position` from its logits (V,) fp32. `seen`: the tokens before it, for the penalties.
+    `mask` (V,) bool: those that may be drawn, of which there is one at least; None: all. It comes before all else."""
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -math.inf)
     scores = adjusted(logits, sampling, seen)
     if sampling.temperature <= 0:
         return int(scores.argmax())

@@ -28,7 +28,7 @@ class StepOutput:
     position: int
     """Of the first token that went in."""
     ids: Sequence[int]
-    """Of the tokens that went in."""
+    """Of the tokens that went in; none for a token that waited for its mask."""
     hidden: Tensor | None = None
     """(count, C) after the session's blocks, on the CPU; None after the last one."""
     token: int | None = None

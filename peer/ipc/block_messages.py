@@ -140,6 +140,15 @@ class CloseSession(msgspec.Struct, frozen=True, array_like=True, tag=4):
     session: Number
 
 
+class SetMask(msgspec.Struct, frozen=True, array_like=True, tag=9):
+    """Says which tokens may be drawn at a position of a session whose `sampling` is masked. The payload has a bit for
+    each token of the vocabulary, the least significant one of a byte first. If the token was waited for, the answer is
+    MaskedToken."""
+
+    session: Number
+    position: Number
+
+
 # -- from the worker ---------------------------------------------------------------------------------------------------
 
 
@@ -181,6 +190,16 @@ class StepRefusal(msgspec.Struct, frozen=True, array_like=True, tag=7):
     """The positions of the session that are computed, or wait for their turn."""
 
 
+class MaskedToken(msgspec.Struct, frozen=True, array_like=True, tag=10):
+    """A token that waited for its mask; its SpanOutput came without one."""
+
+    session: Number
+    position: Position
+    token: TokenId
+    logprob: Logprob
+    likeliest: Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)]
+
+
 class WorkerLoad(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """The worker's load; sent at most every half second, when it has changed."""
 
@@ -193,8 +212,8 @@ class WorkerLoad(msgspec.Struct, frozen=True, array_like=True, tag=8):
     """The smoothed number of sessions in these steps."""
 
 
-ToBlocks = OpenSession | ComputeTokens | RewindSession | CloseSession
-FromBlocks = SessionOpened | SpanOutput | StepRefusal | WorkerLoad
+ToBlocks = OpenSession | ComputeTokens | RewindSession | CloseSession | SetMask
+FromBlocks = SessionOpened | SpanOutput | StepRefusal | WorkerLoad | MaskedToken
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _to_blocks: Final[msgspec.msgpack.Decoder[ToBlocks]] = msgspec.msgpack.Decoder(ToBlocks)
@@ -224,6 +243,8 @@ def unpack_from_worker(record: memoryview, load: LoadBlocks) -> tuple[FromBlocks
     payload = bytes(rest)
     if isinstance(message, SpanOutput):
         _check_output(message, len(payload), load)
+    elif isinstance(message, MaskedToken):
+        _check_token(message, len(payload), load)
     elif payload:
         raise ValueError(f"{type(message).__name__} with a payload of {len(payload)} bytes")
     return message, payload
@@ -254,6 +275,16 @@ def _parts(record: memoryview) -> tuple[bytes, memoryview]:
     if end > len(record):
         raise ValueError(f"a head of {size} bytes in a record of {len(record)}")
     return bytes(record[_HEAD.size : end]), record[end:]
+
+
+def _check_token(token: MaskedToken, payload_bytes: int, load: LoadBlocks) -> None:
+    """Raise ValueError unless a token may be drawn by the span."""
+    if payload_bytes or not load.span.is_last:
+        raise ValueError("a drawn token with a payload, or before the last block")
+    if token.position > load.model.max_seq_len:
+        raise ValueError(f"a token at {token.position} in a context of {load.model.max_seq_len}")
+    if max((token.token, *(id for id, _ in token.likeliest))) >= load.model.vocab_size:
+        raise ValueError("a token outside the vocabulary")
 
 
 def _check_output(output: SpanOutput, payload_bytes: int, load: LoadBlocks) -> None:

@@ -18,8 +18,12 @@ LIKELIEST_MAX: Final = 20
 BIASES_MAX: Final = 300
 PENALTIES: Final = "penalties"
 """The option by which a server's record says that it knows `frequency_penalty`, `presence_penalty` and `logit_bias`."""
-OPTIONS: Final = (PENALTIES,)
+MASKS: Final = "masks"
+"""The same of `masked`."""
+OPTIONS: Final = (PENALTIES, MASKS)
 """What servers of this version know, and earlier ones would ignore."""
+SETTINGS_OF: Final = {PENALTIES: "frequency_penalty, presence_penalty and logit_bias", MASKS: "response_format"}
+"""The parameters of a request that need each."""
 TOKENS_MAX: Final = 1 << 24
 _SEED_BITS: Final = 53  # so that JSON readers that hold numbers as floats get it right
 
@@ -52,6 +56,9 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     counted_from: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] = 0
     """The position at which the answer begins: earlier tokens do not count for the two penalties."""
 
+    masked: bool = False
+    """Whether the client sends a mask for each position: a token is drawn once it is there, from what it allows."""
+
     def __post_init__(self) -> None:
         """Check what a caller gives, as its types check what another peer sends."""
         check_range(self, 0.0, 1e4, "temperature")
@@ -83,7 +90,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     @property
     def options(self) -> tuple[str, ...]:
         """The options that a server must know to draw tokens like this."""
-        return (PENALTIES,) if self.counts or self.logit_bias else ()
+        penalties = (PENALTIES,) if self.counts or self.logit_bias else ()
+        return (*penalties, MASKS) if self.masked else penalties
 
     @property
     def largest_bias(self) -> int:

@@ -32,9 +32,11 @@ from peer.ipc.block_messages import (
     FromBlocks,
     LoadAdapter,
     LoadBlocks,
+    MaskedToken,
     OpenSession,
     RewindSession,
     SessionOpened,
+    SetMask,
     SpanOutput,
     StepRefusal,
     ToBlocks,
@@ -88,6 +90,7 @@ class BlockWorker:
             if self._flush():
                 self._receive(wait=not self._engine.waiting_tokens)
                 self._step()
+                self._receive(wait=False)  # masks that came meanwhile: their tokens go with the others of the step
                 self._report()
             else:  # no step before the network process has read what is there; but it may be waiting for room itself
                 time.sleep(_FULL_S)
@@ -135,6 +138,10 @@ class BlockWorker:
             if message.wire is not None:
                 self._wires[message.session] = message.wire
             self._send(pack(SessionOpened(message.session, have)))
+        elif isinstance(message, SetMask):
+            drawn = engine.set_mask(message.session, message.position, payload)
+            if drawn is not None:
+                self._send(*_record(drawn, None))
         elif isinstance(message, RewindSession):
             engine.rewind(message.session, message.position)
         else:
@@ -291,13 +298,17 @@ def _record(output: StepOutput, wire: WireType | None) -> tuple[Piece, ...]:
 
 
 def _told(output: StepOutput, wire: WireType | None) -> FromBlocks:
+    logprob = max(LOGPROB_MIN, output.logprob)
+    likeliest = tuple((token, max(LOGPROB_MIN, logprob)) for token, logprob in output.likeliest)
+    if not output.count and output.token is not None:
+        return MaskedToken(output.session, output.position, output.token, logprob, likeliest)
     return SpanOutput(
         session=output.session,
         position=output.position,
         count=output.count,
         token=output.token,
-        logprob=max(LOGPROB_MIN, output.logprob),
-        likeliest=tuple((token, max(LOGPROB_MIN, logprob)) for token, logprob in output.likeliest),
+        logprob=logprob,
+        likeliest=likeliest,
         ids=tuple(output.ids),
         wire=wire,
     )

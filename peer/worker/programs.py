@@ -14,6 +14,7 @@ from peer.ipc.block_messages import LoadBlocks
 from peer.ipc.build_messages import LoadBuild
 from peer.ipc.corpus_messages import LoadCorpus
 from peer.ipc.first_message import FirstMessage
+from peer.ipc.grammar_messages import LoadGrammar
 from peer.ipc.stage_messages import LoadStage
 from peer.ipc.text_messages import LoadText
 from peer.ipc.train_messages import LoadTrain
@@ -83,6 +84,12 @@ def _text() -> type[Program]:
     return TextWorker
 
 
+def _grammar() -> type[Program]:
+    from peer.worker.grammar.worker import GrammarWorker
+
+    return GrammarWorker
+
+
 def _build() -> type[Program]:
     from peer.worker.building.worker import BuildWorker
 
@@ -131,7 +138,7 @@ def _block_niceness(load: LoadBlocks) -> int:
     return _BEHIND_TRAINING if load.gives_way else BEHIND_THE_NETWORK
 
 
-def _text_grants(load: LoadText) -> Grants:
+def _text_grants(load: LoadText | LoadGrammar) -> Grants:
     return Grants(private=load.directory, readable=_named(load.tokenizer))
 
 
@@ -153,5 +160,6 @@ PROGRAMS: Final[dict[type[FirstMessage], ProgramEntry]] = {
     LoadCorpus: ProgramEntry(_corpus, _corpus_grants),
     LoadBlocks: ProgramEntry(_blocks, _block_grants, niceness=_block_niceness),
     LoadText: ProgramEntry(_text, _text_grants, niceness=lambda load: 0),  # between two tokens
+    LoadGrammar: ProgramEntry(_grammar, _text_grants, niceness=lambda load: 0),
     LoadBuild: ProgramEntry(_build, _build_grants),
 }

@@ -17,6 +17,7 @@ import trio
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
 from peer.files import temporary_folder, write_atomically
+from peer.ipc.grammar_messages import GrammarCommand, LoadGrammar
 from peer.ipc.messages import ModelLoaded, WorkerReply
 from peer.ipc.text_messages import (
     TEXT_CHARS_MAX,
@@ -46,7 +47,7 @@ class TextRefused(ConfigError):
 class TextProcess:
     """One process, started with the first request, and again after a fault. It answers one request at a time."""
 
-    def __init__(self, load: LoadText) -> None:
+    def __init__(self, load: LoadText | LoadGrammar) -> None:
         self._load = load
         self._worker: WorkerProcess | None = None
         self._turn = trio.Lock()
@@ -63,7 +64,7 @@ class TextProcess:
         async with self._turn:
             self._worker = self._worker or await self._started()
 
-    async def ask(self, command: TextCommand, kind: type[_Body], limit_s: float) -> _Body:
+    async def ask(self, command: TextCommand | GrammarCommand, kind: type[_Body], limit_s: float) -> _Body:
         """Return the answer. Raises TextRefused, and WorkerError if the process ends or takes too long; the next
         request has another one then."""
         async with self._turn:

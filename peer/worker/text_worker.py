@@ -75,14 +75,14 @@ class TextWorker:
     def _render(self, command: RenderChat) -> RenderedChat:
         assert self._template is not None
         try:
-            with _processor_time(RENDER_CPU_S):
+            with processor_time(RENDER_CPU_S):
                 return RenderedChat(text=self._template.render(command.messages, command.tools))
         except ValueError as error:
             return RenderedChat(fault=str(error))
 
 
 @contextmanager
-def _processor_time(seconds: float) -> Iterator[None]:
+def processor_time(seconds: float) -> Iterator[None]:
     """Have the kernel end this process if the block takes more of the processor."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     try:

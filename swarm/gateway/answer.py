@@ -102,7 +102,7 @@ class TextAnswer:
         last += self._told(await stream.finish(), stream)
         if self._calls is not None:
             last += self._calls.finish()
-        finish = "stop" if stream.stopped else finish
+        finish = "stop" if stream.stopped or self._session.is_complete else finish
         if finish == "stop" and self._calls is not None and self._calls.count:
             finish = "tool_calls"
         for one in last[:-1]:

@@ -12,10 +12,12 @@ from typing import Annotated, Any, Final, TypeVar
 import msgspec
 
 from peer.decoding import MALFORMED, told
+from peer.ipc.grammar_messages import Grammar
 from peer.ipc.sampling_options import BIASES_MAX, LIKELIEST_MAX, SEED_MAX, TOKENS_MAX, Sampling, TokenBias, new_seed
 from peer.plain_text import plain
 from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED_IN_MESSAGES, Unsupported, without_ignored
+from swarm.gateway.response_format import read_format
 from swarm.gateway.template import ChatMessage
 from swarm.gateway.tools import Tools, read_call_id, read_calls, read_tools
 
@@ -60,6 +62,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     frequency_penalty: _Penalty = 0.0
     presence_penalty: _Penalty = 0.0
     logit_bias: _Biases = msgspec.field(default_factory=dict)
+    response_format: dict[str, Any] | None = None
     seed: int | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=ANSWERS_MAX)] = 1
     stop: _Stop | Annotated[list[_Stop], msgspec.Meta(max_length=STOPS_MAX)] | None = None
@@ -107,6 +110,8 @@ class GenerationAsk:
     """Whether special tokens are shown in the text of an answer."""
     ignored: tuple[str, ...] = ()
     """Names of parameters that were ignored."""
+    grammar: Grammar | None = None
+    """What each answer must follow; None: any text will do."""
     messages: tuple[ChatMessage, ...] = ()
     """Of a chat."""
     prompts: tuple[Prompt, ...] = ()
@@ -128,6 +133,10 @@ def read_chat(body: bytes) -> GenerationAsk:
     for index, message in enumerate(read.messages):
         messages.append(_message(index, message, called, inside))
     ask = _ask(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
+    if tools is not None and ask.grammar is not None:
+        raise _wrong(
+            "response_format", "response_format allows no call of tools: send it without them, or tool_choice none"
+        )
     return replace(ask, messages=tuple(messages), ignored=(*ignored, *inside), tools=tools)
 
 
@@ -199,6 +208,7 @@ def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
         include_usage=body.stream_options.include_usage,
         logprobs=logprobs,
         special=not body.skip_special_tokens,
+        grammar=read_format(body.response_format),
     )
 
 

@@ -92,7 +92,7 @@ class Answers:
         prompt, asked = self._prompts[number], self._ask.sampling
         sampling = msgspec.structs.replace(asked, seed=(asked.seed + nth) % (SEED_MAX + 1))
         async with out, slots:
-            session = self._model.session(sampling)
+            session = self._model.session(sampling, grammar=self._ask.grammar)
             answer = TextAnswer(session, self._model, self._stops, self._ask.special, self._calls())
             self._started[index] = answer
             try:

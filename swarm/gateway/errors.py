@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from peer.errors import BarnraiseError, ConfigError
 from peer.plain_text import plain
+from peer.worker.grammar.client import GrammarRefused
 from swarm.gateway.template import TemplateFailed, ToolsRefused
 from swarm.inference.client_view import NoServers
 
@@ -47,6 +48,8 @@ def as_api_error(error: BarnraiseError) -> ApiError:
         return ApiError(400, str(error), code="chat_template_failed", param="messages")
     if isinstance(error, ToolsRefused):
         return ApiError(400, str(error), code="unsupported_parameter", param="tools")
+    if isinstance(error, GrammarRefused):
+        return ApiError(400, str(error), code="invalid_value", param="response_format")
     if isinstance(error, ConfigError):
         return ApiError(400, str(error), code="invalid_value")
     code = "no_servers" if isinstance(error, NoServers) else "servers_failed"

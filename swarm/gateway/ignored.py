@@ -53,7 +53,6 @@ REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "modalities": (["text"], []),
     "moderation": EMPTY,
     "reasoning_effort": EMPTY,
-    "response_format": ({"type": "text"}, {}),
     "suffix": EMPTY,
     "tool_choice": ("none", "auto"),
     "tools": EMPTY,

@@ -15,11 +15,13 @@ from pathlib import Path
 
 from peer.errors import ConfigError
 from peer.ipc.block_messages import WireType
+from peer.ipc.grammar_messages import Grammar
 from peer.ipc.sampling_options import Sampling
+from peer.worker.grammar.client import ModelGrammars, open_grammars
 from peer.worker.text_client import ModelText, open_model_text
 from swarm.client.session import RunClient, open_client
 from swarm.inference.client_view import Patience, ServersView
-from swarm.inference.record import check_commits, server_schema
+from swarm.inference.record import SessionNeeds, check_commits, server_schema
 from swarm.inference.server_flows import ServerFlows
 from swarm.inference.session import RemoteSession
 from swarm.run.invite import Invite
@@ -34,6 +36,8 @@ class ModelClient:
     manifest: AnyManifest
     """Of a served model, or of a training run, whose last commit is asked then."""
     text: ModelText
+    grammars: ModelGrammars
+    """What answers may follow."""
     servers: ServersView
     server_flows: ServerFlows
     wire: WireType | None = None
@@ -68,18 +72,25 @@ class ModelClient:
         return self.text.special | {token for token in named if token is not None}
 
     def session(
-        self, sampling: Sampling, stops: Sequence[int] | None = None, wire: WireType | None = None
+        self,
+        sampling: Sampling,
+        stops: Sequence[int] | None = None,
+        wire: WireType | None = None,
+        grammar: Grammar | None = None,
     ) -> RemoteSession:
         """Return a new session; call its `close` in the end. `stops`: tokens that end an answer; None: the model's.
         `wire`: the type of hidden states between servers; None: that of this client, which is the model's unless it was
-        chosen, so that they arrive as they were."""
+        chosen, so that they arrive as they were. `grammar`: what its one answer follows. Raises GrammarRefused for one
+        that is too long."""
         chosen = self.manifest.text.stops if stops is None else stops
         asked_wire = wire or self.wire
         chosen_wire = None if asked_wire == self.servers.dtype else asked_wire
         model = self.manifest.model
         adapter = b"" if self.adapter is None else self.adapter.tag
+        needs = SessionNeeds(chosen_wire, adapter=adapter)
+        follows = None if grammar is None else self.grammars.begin(grammar, chosen)
         return RemoteSession(
-            self.server_flows, self.servers, sampling, stops=chosen, model=model, wire=chosen_wire, adapter=adapter
+            self.server_flows, self.servers, sampling, stops=chosen, model=model, needs=needs, grammar=follows
         )
 
 
@@ -105,7 +116,8 @@ async def open_model(
             check_commits(manifest)
         layers = manifest.model.layers
         servers = ServersView(client.host, client.node, manifest.run_id, layers, patience)
-        async with open_model_text(client.tokenizer, manifest.model.vocab_size) as text:
+        size = manifest.model.vocab_size
+        async with open_model_text(client.tokenizer, size) as text, open_grammars(client.tokenizer, size) as grammars:
             await servers.refresh()
-            model = ModelClient(client, manifest, text, servers, ServerFlows(client.host), wire)
+            model = ModelClient(client, manifest, text, grammars, servers, ServerFlows(client.host), wire)
             yield model.named(name) if name else model

@@ -15,6 +15,7 @@ from dht.node import Node
 from peer.catalogue.groups import MembershipStale
 from peer.config import HiddenType
 from peer.errors import BarnraiseError, NetworkError
+from peer.ipc.sampling_options import SETTINGS_OF
 from peer.net.host import Host
 from swarm.inference.conduct import Avoids, ServerConduct, TokenPace
 from swarm.inference.coverage import block_states, troubles
@@ -151,15 +152,20 @@ class ServersView:
         """Return the records of the servers that know what a session needs."""
         return {peer: record for peer, record in self.records.items() if record.takes(needs, self.blocks)}
 
+    def _knows(self, option: str) -> bool:
+        """Whether there is a route whose last server knows an option of sampling."""
+        return not uncovered(self._view(self._taking(SessionNeeds(options=(option,)))))
+
     def missing(self, refusal: str, needs: SessionNeeds = NONE) -> str:
         """Say what is missing for a route, and what to do. `refusal`: the last one of a server."""
         if not uncovered(self.view()):
             if uncovered(self._view(self._taking(SessionNeeds(needs.wire)))):
                 return f"some blocks have no server that takes {needs.wire} hidden states: ask without a wire type"
             if uncovered(self._view(self._taking(needs))):
+                named = [SETTINGS_OF[option] for option in needs.options if not self._knows(option)]
                 return (
-                    "no server of the last block knows frequency_penalty, presence_penalty and logit_bias: ask without"
-                    " them, or have its operator install a newer version"
+                    f"no server of the last block knows {' and '.join(named) or 'all that is asked for'}: ask without"
+                    " that, or have its operator install a newer version"
                 )
         wrong = troubles(block_states(self.view(), *self.conduct.states()))
         what = "; ".join(wrong) or "no chain of servers takes this session"

@@ -110,7 +110,8 @@ class Rewind(msgspec.Struct, frozen=True, array_like=True, tag=6):
 
 
 class Allow(msgspec.Struct, frozen=True, array_like=True, tag=7):
-    """Lets the last server draw tokens for positions below `position`."""
+    """Lets the last server draw tokens for positions below `position`. In a session whose `sampling` is masked, the
+    payload has the mask of one position (`swarm.inference.masks`), and only that one is drawn."""
 
     session: SessionId
     position: Position

@@ -52,10 +52,10 @@ class RouteFlows:
         """Return the hops whose flows are not open."""
         return [hop for hop in route if hop.peer not in self._flows or not self._flows[hop.peer].is_open]
 
-    def say(self, peer: str, message: ServingMessage) -> bool:
+    def say(self, peer: str, message: ServingMessage, payload: bytes = b"") -> bool:
         """Send a message. Return whether the flow existed."""
         try:
-            self._flows[peer].send(message)
+            self._flows[peer].send(message, payload)
         except (ConnectionLost, KeyError):
             return False
         return True

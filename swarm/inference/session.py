@@ -8,24 +8,25 @@ of sampling depends on seed and position alone.
 from __future__ import annotations
 
 import secrets
-from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from typing import Final
 
+import msgspec
 import trio
 
 from peer.config import ModelConfig
 from peer.errors import NetworkError
-from peer.ipc.block_messages import WireType
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
-from peer.notifier import Notifier
-from swarm.inference.client_view import TOLD_S, ServersView
+from peer.worker.grammar.client import AnswerGrammar
+from swarm.inference.allowing import Allowing
+from swarm.inference.client_view import NONE, TOLD_S, ServersView
 from swarm.inference.conduct import Avoids, TokenPace
+from swarm.inference.inbox import Arrival, Inbox
 from swarm.inference.judge import STALL_S, TOKEN_S, RouteJudge
 from swarm.inference.messages import (
     IDS_MAX,
-    Allow,
     NeighbourLost,
     PassTokens,
     Replay,
@@ -44,12 +45,8 @@ from swarm.inference.route_flows import RouteFlows
 from swarm.inference.server_flows import ServerFlows
 from swarm.inference.text_bounds import check_text
 
-AHEAD_TOKENS: Final = 32
-"""So many tokens are drawn before the client has taken the first of them."""
 START_S: Final = 8.0
 """For the answer of a server to a revision."""
-INBOX_MAX: Final = 1024
-"""Messages that wait; a good server sends at most a token each of `AHEAD_TOKENS`, and little else."""
 _RETRY_S: Final = 0.25
 _WAIT_RETRY_S: Final = 2.0
 _COMMIT_AGE_S: Final = 1.0
@@ -67,10 +64,10 @@ class RemoteSession:
         *,
         stops: Sequence[int],
         model: ModelConfig,
-        wire: WireType | None = None,
-        adapter: bytes = b"",
+        needs: SessionNeeds = NONE,
+        grammar: AnswerGrammar | None = None,
     ) -> None:
-        """`wire`: the type of hidden states; None: the model's own. `adapter`: the tag of one, empty for none."""
+        """`needs`: but for the options, which `sampling` has. `grammar`: of its one answer; None for none."""
         self.id = secrets.token_bytes(16)
         self.tokens: list[int] = []
         self.route: Route = ()
@@ -79,23 +76,24 @@ class RemoteSession:
         self.failovers = 0
         """How often a server had to be replaced."""
         self._server_flows, self._servers, self._model = server_flows, servers, model
-        self._sampling, self._stops = sampling, tuple(stops)
-        self._needs = SessionNeeds(wire, sampling.options, adapter)
+        self._sampling, self._stops = msgspec.structs.replace(sampling, masked=grammar is not None), tuple(stops)
+        self._needs = replace(needs, options=self._sampling.options)
         self._revision, self._wired = 0, False
         self._silent = set[str]()
         """Servers that have not answered the last revision."""
         self._flows = RouteFlows(server_flows)
-        self._inbox: deque[tuple[Flow, ServingMessage, float]] = deque()
-        self._came, self._refusal = Notifier(), ""
-        self._allowed = self._ceiling = 0
-        """How far tokens may be drawn: since the last revision, and ever."""
-        self._given = 0
-        """The position after the last prompt."""
+        self._inbox, self._refusal = Inbox(), ""
+        self._allowing = Allowing(grammar)
         self._ahead = self._stalled = False
         """Whether the servers may have drawn more than was taken; whether no token has come for `STALL_S`."""
         self._judge = RouteJudge(servers, lambda peer: servers.plan((), "all", self.commit, self._needs, (peer,)))
         self._pace = TokenPace(0.0, 0)
         server_flows.add(self)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the grammar has come to its end, and the answer with it."""
+        return self._allowing.is_complete
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
@@ -103,16 +101,13 @@ class RemoteSession:
         """Take a message of a server."""
         if not self._flows.has(flow):
             return  # it has been replaced
-        if len(self._inbox) < INBOX_MAX:
-            self._inbox.append((flow, message, trio.current_time()))
-        else:
+        if not self._inbox.put(flow, message):
             self._drop(self._judge.misbehaved(flow.peer))
-        self._came.notify()
 
     def flow_ended(self, flow: Flow) -> None:
         """Take note that a flow has ended."""
         if self._flows.has(flow):
-            self._came.notify()
+            self._inbox.wake()
 
     # -- generating ----------------------------------------------------------------------------------------------------
 
@@ -130,17 +125,23 @@ class RemoteSession:
         self._sampling = sampling
         first = max(0, len(self.tokens) - 1)  # the last drawn token was not sent on
         self.tokens += prompt
-        self._given, self._allowed, self._ahead, self._stalled = len(self.tokens), 0, True, False
+        self._ahead, self._stalled = True, False
+        self._allowing.begin(len(self.tokens), is_new=bool(prompt))
+        await self._allowing.follow(self.tokens)  # before a server is asked, as the schema may be refused
         self._judge.begin()
         self._pace = TokenPace(trio.current_time(), len(prompt))
         if self._wired:
             self._feed(first)
         try:
-            while len(self.tokens) < end:
+            while len(self.tokens) < end and not self.is_complete:
                 drawn = await self._next(end)
-                self._ahead = len(self.tokens) < end and drawn.token not in self._stops
+                await self._allowing.follow(self.tokens)
+                is_last = len(self.tokens) == end or drawn.token in self._stops or self.is_complete
+                if not is_last:
+                    self._allow(end)
+                self._ahead = self._allowing.is_masked or not is_last
                 yield drawn
-                if not self._ahead:
+                if is_last:
                     return
         finally:
             self._learn()
@@ -155,13 +156,14 @@ class RemoteSession:
         self._server_flows.remove(self)
         self.close()
         self.id = secrets.token_bytes(16)
-        self.route, self._revision, self._ceiling = (), 0, 0
+        self.route, self._revision = (), 0
+        self._allowing.forget()
         self._inbox.clear()
         self._server_flows.add(self)
 
     async def _next(self, end: int) -> TokenDrawn:
         """Return the next token, replacing servers until it comes."""
-        began, computed = trio.current_time(), len(self.tokens) if len(self.tokens) == self._given else 1
+        began, computed = trio.current_time(), len(self.tokens) if len(self.tokens) == self._allowing.given else 1
         stalls_at = began + self._judge.patience_s(self.route, computed)
         while True:
             if not self._wired:
@@ -169,20 +171,20 @@ class RemoteSession:
                 began, computed = trio.current_time(), len(self.tokens)
                 stalls_at = began + self._judge.patience_s(self.route, computed)
             self._allow(end)
-            while self._inbox:
-                flow, message, at = self._inbox.popleft()
+            for flow, message, at in self._inbox.take():
                 drawn = self._handle(flow, message)
                 if drawn is not None:
                     self._judge.token_came()
                     self._stalled = False
-                    self._pace.came(at)
-                    self._drop(self._judge.late(self.route, self._pace))
+                    if not self._allowing.is_masked:  # else it waited for this client
+                        self._pace.came(at)
+                        self._drop(self._judge.late(self.route, self._pace))
                     return drawn
             if not self._wired or self._flows.lost(self.route):  # a refusal is no message to wait for another one after
                 self._wired = False
                 continue
             with trio.move_on_at(stalls_at) as timeout:
-                await self._came.wait()
+                await self._inbox.wait()
             if not timeout.cancelled_caught:
                 continue
             self._drop(self._judge.silent(self.route))
@@ -214,8 +216,11 @@ class RemoteSession:
         peer, is_last = self.route[place].peer, place == len(self.route) - 1
         if message.revision != self._revision and not is_last:
             return None  # it was the last one then
-        if not is_last or message.position >= self._ceiling or message.token >= self._model.vocab_size:
+        allowed = self._allowing.allows(message.position, message.token, len(self.tokens))
+        if not is_last or not allowed or message.token >= self._model.vocab_size:
             self._drop(self._judge.misbehaved(peer))
+            if is_last and self._allowing.is_masked:
+                self._begin_again()  # it has sent a forbidden token on
             return None
         if message.position != len(self.tokens):
             return None  # drawn twice, as after a replacement
@@ -226,10 +231,9 @@ class RemoteSession:
 
     def _allow(self, end: int) -> None:
         """Let the last server draw on."""
-        allowed = min(end, len(self.tokens) + AHEAD_TOKENS)
-        if self._wired and (allowed == end > self._allowed or allowed >= self._allowed + AHEAD_TOKENS // 2):
-            self._allowed, self._ceiling = allowed, max(self._ceiling, allowed)
-            self._say(self.route[-1].peer, Allow(self.id, allowed, self._given))
+        more = self._allowing.next(self.id, len(self.tokens), end) if self._wired else None
+        if more is not None:
+            self._say(self.route[-1].peer, *more)
 
     def _feed(self, position: int) -> None:
         """Send the tokens from a position on to the first server; the last of them is to be followed by a new one."""
@@ -239,9 +243,9 @@ class RemoteSession:
             draws = start + len(part) == len(ids)
             self._say(self.route[0].peer, PassTokens(self.id, start, part, draws))
 
-    def _say(self, peer: str, message: ServingMessage) -> None:
-        if not self._flows.say(peer, message):
-            self._came.notify()
+    def _say(self, peer: str, message: ServingMessage, payload: bytes = b"") -> None:
+        if not self._flows.say(peer, message, payload):
+            self._inbox.wake()
 
     def _drop(self, peer: str | None) -> None:
         """Do without a server from now on: what it holds of the session is of no use any more."""
@@ -280,7 +284,7 @@ class RemoteSession:
 
     def _plan(self, kept: Route, avoids: Avoids = "all") -> Route | None:
         """Return a route. An answer keeps the commit with which it began."""
-        if kept or len(self.tokens) > self._given:
+        if kept or len(self.tokens) > self._allowing.given:
             return self._servers.plan(kept, avoids, self.commit, self._needs)
         route, commit = self._servers.plan_newest(avoids, self._needs)
         if route is not None and commit != self.commit:
@@ -307,7 +311,8 @@ class RemoteSession:
                 self._drop(self._judge.failed(peer))
         if haves is None:
             return False
-        self._wired, self._allowed = True, 0
+        self._wired = True
+        self._allowing.wired()
         self._go_on(haves, fresh | ({route[-1].peer} if self._stalled else set()))
         return True
 
@@ -326,8 +331,7 @@ class RemoteSession:
         return await self._answers(route)
 
     def _start_message(self, route: Route, index: int, end: int, fresh: set[str]) -> StartSession:
-        hop, allowed = route[index], min(end, len(self.tokens) + AHEAD_TOKENS)
-        self._ceiling = max(self._ceiling, allowed)
+        hop, allowed = route[index], self._allowing.at_start(len(self.tokens), end)
         alone = len(route) == 1
         names = page_names(self.tokens, self._needs.wire) if self._revision == 1 or len(fresh) == len(route) else ()
         return StartSession(
@@ -349,12 +353,11 @@ class RemoteSession:
     async def _answers(self, route: Route) -> list[int] | None:
         """Wait for all servers. Tokens that come meanwhile are kept in order, also if one fails: those of a server that
         stays are drawn only once."""
-        later = list[tuple[Flow, ServingMessage, float]]()
+        later = list[Arrival]()
         haves, peers = dict[str, int](), {hop.peer for hop in route}
         try:
             while True:
-                while self._inbox:
-                    flow, message, at = self._inbox.popleft()
+                for flow, message, at in self._inbox.take():
                     if isinstance(message, TokenDrawn):
                         later.append((flow, message, at))
                     elif getattr(message, "revision", 0) != self._revision or flow.peer not in peers:
@@ -362,7 +365,7 @@ class RemoteSession:
                     elif not isinstance(message, SessionStarted):
                         self._handle(flow, message)
                         return None
-                    elif message.have > self._ceiling:
+                    elif message.have > self._allowing.ceiling:
                         self._drop(self._judge.misbehaved(flow.peer))
                         return None
                     else:
@@ -372,9 +375,9 @@ class RemoteSession:
                     return [haves[hop.peer] for hop in route]
                 if self._flows.lost(route):
                     return None
-                await self._came.wait()
+                await self._inbox.wait()
         finally:
-            self._inbox.extendleft(reversed(later))
+            self._inbox.put_back(later)
 
     def _go_on(self, haves: list[int], fresh: set[str]) -> None:
         """Have each server send what the next one lacks, and send the first one what it lacks."""
@@ -393,4 +396,5 @@ class RemoteSession:
         """End the session at all its servers. It may continue later: then all is computed again."""
         self._server_flows.remove(self)
         self._flows.close(self.id)
+        self._allowing.close()
         self._wired = False

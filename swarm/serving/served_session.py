@@ -12,6 +12,7 @@ import trio
 
 from peer.errors import ConnectionLost
 from peer.net.flow.flow import Flow
+from swarm.inference.masks import KeptMasks
 from swarm.inference.messages import (
     Cause,
     NeighbourLost,
@@ -57,6 +58,7 @@ class ServedSession:
         """A drawn token (position, id) that waits until the client allows more."""
         self.draws_at = set[int]()
         """Positions to draw the token of, as asked for and not yet computed."""
+        self._masks = KeptMasks()
         self.log = OutputLog(0)
         self.parked = True
         """Whether outputs wait: in the log for the client's `Replay`, which says where the next server stands; a drawn
@@ -87,7 +89,7 @@ class ServedSession:
         """Take over a new revision."""
         self.flow, self.start, self.ended_at, self._used_at = flow, start, None, trio.current_time()
         self.allow(start.allowed, start.known)
-        self.held, self.parked = None, True
+        self.held, self.parked, self._masks = None, True, KeptMasks()
         self.set_target(None)
 
     def allow(self, position: int, known: int) -> None:
@@ -95,6 +97,12 @@ class ServedSession:
         self.allowed, self.known = max(self.allowed, position), max(self.known, known)
         if self.held is not None and self.held[0] < self.known:
             self.held = None
+
+    def mask(self, payload: memoryview, vocab_size: int) -> tuple[int, bytes]:
+        """Return the position and the bits of a mask that came. Raises ValueError."""
+        if not self.start.sampling.masked:
+            raise ValueError("a mask for a session without them")
+        return self._masks.unpack(payload, vocab_size)
 
     def set_target(self, flow: Flow | None) -> None:
         """Send tokens to that peer from now on, and watch whether it is alive. Output that waits to be sent is dropped,

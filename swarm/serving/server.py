@@ -16,9 +16,11 @@ from peer.errors import BarnraiseError, DialError, ProtocolViolation, StageRefus
 from peer.ipc.block_messages import (
     CloseSession,
     ComputeTokens,
+    MaskedToken,
     OpenSession,
     RewindSession,
     SessionOpened,
+    SetMask,
     SpanOutput,
     StepRefusal,
     WorkerLoad,
@@ -29,6 +31,7 @@ from peer.net.flow.flow import Flow
 from peer.net.host import Host
 from peer.notifier import Notifier
 from peer.worker.block_client import BlockWorkerGroup
+from swarm.inference.masks import mask_payload_max
 from swarm.inference.messages import (
     Allow,
     Cause,
@@ -71,7 +74,9 @@ class BlockServer:
         """`knows`: whether a peer has a record as a server, so that a client may have us connect to it. `adapters`:
         the numbers of the worker's, by what `StartSession.commit` says; None: that means nothing to the worker."""
         self._config = worker.config
-        self.payload_max = row_bytes_max(worker.config.model.hidden_size) * worker.config.chunk_tokens
+        model = worker.config.model
+        rows = row_bytes_max(model.hidden_size) * worker.config.chunk_tokens
+        self.payload_max = max(rows, mask_payload_max(model.vocab_size))
         self.leaving = False
         self.uplink = UplinkRate()
         self.tokens = 0
@@ -111,7 +116,7 @@ class BlockServer:
         if isinstance(message, PassTokens):
             await self._take_tokens(flow, message, payload)
             return
-        if payload.nbytes:
+        if payload.nbytes and not isinstance(message, Allow):
             raise ProtocolViolation(f"a {type(message).__name__} with a payload")
         session = self._sessions.find(message.session)
         if isinstance(message, StartSession):
@@ -121,7 +126,7 @@ class BlockServer:
             return  # it has ended here: its client will notice
         if session.client != flow.peer:
             raise ProtocolViolation(f"a {type(message).__name__} for the session of another client")
-        await self._command(session, message)
+        await self._command(session, message, payload)
 
     def on_end(self, flow: Flow, reason: str) -> None:
         """Take note that a flow has ended."""
@@ -200,13 +205,15 @@ class BlockServer:
             session.set_target(flow)
         session.tell_started()
 
-    async def _command(self, session: ServedSession, message: Any) -> None:
+    async def _command(self, session: ServedSession, message: Any, payload: memoryview) -> None:
         if isinstance(message, EndSession):
             await self._end(session)
         elif isinstance(message, Allow):
             session.allow(message.position, message.known)
             session.parked = False  # the client says so once all servers have the session
             await self._pass_held(session)
+            if payload.nbytes:
+                await self._set_mask(session, payload)
         elif isinstance(message, Rewind):
             session.used(min(session.received, message.position), min(session.computed, message.position))
             session.draws_at = {at for at in session.draws_at if at <= message.position}
@@ -217,6 +224,15 @@ class BlockServer:
             self._replay(session, message)
         else:
             raise ProtocolViolation(f"a {type(message).__name__}, which only servers send")
+
+    async def _set_mask(self, session: ServedSession, payload: memoryview) -> None:
+        """Have the worker draw under a mask. A wrong one ends the session: its client made it up."""
+        try:
+            position, bits = session.mask(payload, self._config.model.vocab_size)
+        except ValueError as error:
+            await self._end(session, "value", str(error))
+        else:
+            await self._to_worker(SetMask(session.number, position), bits, session)
 
     def _replay(self, session: ServedSession, message: Replay) -> None:
         if message.revision != session.start.revision:
@@ -310,6 +326,10 @@ class BlockServer:
             self.tokens += message.count
             self.worked_at = trio.current_time()
             await self._pass_on(session, message, payload)
+        elif isinstance(message, MaskedToken):
+            drawn = message.position, message.token
+            session.tell_token(*drawn, message.logprob, message.likeliest)
+            await self._hold(session, drawn)
         elif isinstance(message, SessionOpened):
             session.opened, session.log = True, OutputLog(message.have)
             session.used(message.have, message.have)
@@ -336,8 +356,11 @@ class BlockServer:
                 session.send(sent, self._nursery)
         elif output.token is not None:
             session.tell_token(end, output.token, output.logprob, tuple(output.likeliest))
-            session.held = (end, output.token)
-            await self._pass_held(session)
+            await self._hold(session, (end, output.token))
+
+    async def _hold(self, session: ServedSession, drawn: tuple[int, int]) -> None:
+        session.held = drawn
+        await self._pass_held(session)
 
     async def _pass_held(self, session: ServedSession) -> None:
         """Send the last drawn token to the first server, if the client allows the next one."""

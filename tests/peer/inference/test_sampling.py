@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from peer.inference.sampling import adjusted, filtered, gumbel, sample, top_logprobs
-from peer.ipc.sampling_options import OPTIONS, Sampling
+from peer.ipc.sampling_options import MASKS, OPTIONS, Sampling
 
 SCORES = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=40)
 
@@ -161,4 +161,6 @@ def test_settings_of_an_older_client_are_read_and_an_older_server_reads_those_of
     assert msgspec.msgpack.decode(old, type=Sampling) == Sampling(0.5, 4, 0.9, 0.1, 1.2, 7, 3)
     assert Sampling(0.5, 4, 0.9, 0.1, 1.2, 7, 3).options == ()
     for new in ({"frequency_penalty": 1.0}, {"presence_penalty": -1.0}, {"logit_bias": ((1, 1.0),)}):
-        assert Sampling(**new).options == OPTIONS
+        assert Sampling(**new).options == ("penalties",)
+    assert Sampling(masked=True).options == (MASKS,)
+    assert Sampling(masked=True, presence_penalty=1.0).options == OPTIONS

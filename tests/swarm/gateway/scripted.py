@@ -32,7 +32,7 @@ class ScriptedSession:
     def __init__(self, script: Sequence[Any], sampling: Sampling) -> None:
         self.tokens: list[int] = []
         self.route = (Hop("peer-a", 0, 3), Hop("peer-b", 3, 6))
-        self.failovers = 0
+        self.failovers, self.is_complete = 0, False
         self.sampling = sampling
         self.closed = trio.Event()
         self._script = script
@@ -87,7 +87,7 @@ class ScriptedModel:
         found.adapter = name if name in self.adapters else None
         return found
 
-    def session(self, sampling: Sampling) -> ScriptedSession:
+    def session(self, sampling: Sampling, grammar: Any = None) -> ScriptedSession:
         self.sessions.append(ScriptedSession(self.script, sampling))
         return self.sessions[-1]
 

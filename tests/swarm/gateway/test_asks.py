@@ -72,7 +72,6 @@ def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
     "given",
     [
         {"tool_choice": "required"},
-        {"response_format": {"type": "json_object"}},
         {"audio": {"voice": "a"}},
         {"modalities": ["audio"]},
         {"reasoning_effort": "high"},
@@ -93,7 +92,6 @@ def test_nor_in_a_completion(given: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"response_format": {"type": "text"}},
         {"ignore_eos": False},
         {"stop_token_ids": []},
         {"chat_template_kwargs": {}},

@@ -221,9 +221,9 @@ class Scene:
         """Let the client know a server."""
         self.servers[server.peer] = server
 
-    def session(self, sampling: Sampling = GREEDY) -> RemoteSession:
+    def session(self, sampling: Sampling = GREEDY, grammar: Any = None) -> RemoteSession:
         """Return a new session of the client."""
-        return RemoteSession(cast(Any, self), self.view, sampling, stops=(), model=MODEL)
+        return RemoteSession(cast(Any, self), self.view, sampling, stops=(), model=MODEL, grammar=grammar)
 
     async def _refresh(self, age_s: float = 0.0) -> None:
         await trio.lowlevel.checkpoint()

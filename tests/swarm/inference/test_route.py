@@ -8,7 +8,7 @@ from typing import Any, cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.ipc.sampling_options import Sampling
+from peer.ipc.sampling_options import OPTIONS, Sampling
 from swarm.inference.client_view import ServersView
 from swarm.inference.record import ServerRecord, SessionNeeds
 from swarm.inference.route import HOP_MS, Hop, RouteView, find_route, uncovered
@@ -55,9 +55,13 @@ async def test_a_server_that_would_ignore_the_penalties_draws_no_token_with_them
     """One of an older version drops the settings that it does not know; before the last block that does no harm."""
     servers = ServersView(cast(Any, None), cast(Any, None), "run", 4)
     old, needs = server(0, 4, step_ms=0.1), SessionNeeds(options=Sampling(presence_penalty=1.0).options)
+    masked = SessionNeeds(options=Sampling(masked=True).options)
+    assert not server(0, 4, options=("penalties",)).takes(masked, 4) and server(0, 4, options=OPTIONS).takes(masked, 4)
+    assert server(0, 3).takes(masked, 4), "it draws no tokens"
     servers.records = {"old": old, "old too": server(0, 2)}
     assert servers.plan(()) == (Hop("old", 0, 4),)
     assert servers.plan((), needs=needs) is None and "logit_bias: ask without" in servers.missing("", needs)
+    assert "knows response_format: ask without" in servers.missing("", masked)
     assert "logit_bias" not in servers.missing("")
     servers.records = {**servers.records, "new": server(2, 4, step_ms=50.0, options=("penalties", "of tomorrow"))}
     assert servers.plan((), needs=needs) == (Hop("old too", 0, 2), Hop("new", 2, 4))

@@ -69,7 +69,7 @@ class ScriptedWorker:
     """Opens sessions with blocks [3, 6) of so many; what it computes comes from the test."""
 
     def __init__(self, of: int = 6) -> None:
-        model = SimpleNamespace(hidden_size=1, max_seq_len=100)
+        model = SimpleNamespace(hidden_size=1, max_seq_len=100, vocab_size=100)
         self.config = SimpleNamespace(model=model, span=Span(3, 6, of), dtype="fp32", chunk_tokens=16)
         self._send, self._receive = trio.open_memory_channel[Any](100)
 

@@ -1,0 +1,213 @@
+"""The "grammar" program: which tokens a schema allows, and hostile schemas in a process of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any
+
+import pytest
+import trio
+
+from peer.errors import ConfigError
+from peer.ipc.grammar_messages import ANY_OBJECT, MASK_BYTES_MAX, MATCHERS_MAX, SCHEMA_CHARS_MAX, Grammar, TokenMask
+from peer.net.flow.frames import SMALL_BYTES_MAX
+from peer.worker.grammar.client import AnswerGrammar, GrammarRefused, ModelGrammars, open_grammars
+from swarm.inference.masks import mask_payload_max
+from tests.support.forking.forked import children
+from tests.swarm.gateway.served_model import tokenizer
+
+pytestmark = pytest.mark.process
+CONTENT = tokenizer().to_str().encode()
+END = 262
+SMALL = {"type": "object", "properties": {"the": {"enum": [1, 12]}}, "required": ["the"], "additionalProperties": False}
+
+
+def grammar(schema: Any, **affixes: str) -> Grammar:
+    return Grammar(json.dumps(schema), **affixes)
+
+
+def allowed(mask: TokenMask) -> list[int]:
+    return [id for id in range(8 * len(mask.bits)) if mask.bits[id >> 3] >> (id & 7) & 1]
+
+
+async def after(answer: AnswerGrammar, text: str) -> list[int]:
+    """Return the tokens that may follow a text, one byte a token."""
+    return allowed(await answer.mask(list(text.encode())))
+
+
+async def test_a_mask_has_the_tokens_that_the_schema_allows() -> None:
+    async with open_grammars(CONTENT, 300) as grammars:
+        answer = grammars.begin(grammar(SMALL), [END])
+        assert await after(answer, "") == [ord("{")]
+        assert allowed(await answer.mask([*b'{"'])) == [257], "as the tokenizer writes what must come"
+        assert allowed(await answer.mask([*b'{"', 257])) == [ord('"')]
+        assert await after(answer, '{"the":') == [*b"\t\n\r 1"]
+        assert await after(answer, '{"the":1') == [*b"\t\n\r 2}"]
+        mask = await answer.mask([*b'{"the":1}'])
+        assert allowed(mask) == [END] and mask.is_complete
+        answer.close()
+        assert allowed(await answer.mask([])) == [ord("{")]
+    assert not children()
+
+
+async def test_an_end_token_is_allowed_only_where_the_text_may_end() -> None:
+    async with open_grammars(CONTENT, 263) as grammars:
+        for ends in ([END], [ord("1"), END], []):
+            answer = grammars.begin(grammar({"type": "integer"}), ends)
+            digits = [id for id in b"0123456789" if id not in ends]
+            assert allowed(await answer.mask([])) == [ord("-"), *digits]
+            more = await answer.mask([*b"2"])
+            assert allowed(more) == sorted({*digits, *ends}) and not more.is_complete
+            assert (await answer.mask([*b"0"])).is_complete
+            if ends:
+                assert (await answer.mask([*b"2", END])).is_complete
+
+
+async def test_bytes_need_no_tokenizer_and_a_vocabulary_may_be_larger() -> None:
+    async with open_grammars(b"", 301) as grammars:
+        answer = grammars.begin(ANY_OBJECT, [300])
+        assert await after(answer, "") == [ord("{")]
+        letters = await after(answer, '{"')
+        assert {*b'"ab'} <= {*letters} and not {0, 10, 255, 256, 299, 300} & {*letters}
+        assert await after(answer, "{}") == [300]
+
+
+async def test_a_text_may_stand_around_the_json() -> None:
+    async with open_grammars(b"", 256) as grammars:
+        answer = grammars.begin(grammar(SMALL, prefix='<"tool">', suffix="</é>"), [])
+        assert await after(answer, '<"too') == [ord("l")]
+        assert await after(answer, '<"tool">{"the":1}') == [ord("<")]
+        assert (await answer.mask([*'<"tool">{"the":12}</é>'.encode()])).is_complete
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"not": {"type": "string"}}, "has not, which"),
+        ({"properties": {"a": {"if": {}, "then": {}}}}, "has if, then, which"),
+        ({"type": "array", "uniqueItems": True}, "has uniqueItems, which"),
+        ({"type": "string", "format": "colour"}, "has the format colour, which"),
+        ({"oneOf": [{"type": "number"}, {"type": "integer"}]}, "has oneOf"),
+        ({"type": "string", "pattern": "(?=a)b"}, "look-around"),
+        ({"$ref": "http://127.0.0.1/schema"}, "does not fetch"),
+        ({"$ref": "#/nowhere"}, "/nowhere"),
+        ({"type": "colour"}, "colour"),
+        ({"minimum": 3, "maximum": 2, "type": "integer"}, "Unsatisfiable"),
+        ([1], "no JSON object"),
+        ({"x-guidance": {"lenient": True}, "not": {}}, "has not, which"),
+    ],
+)
+async def test_what_is_not_supported_is_refused_by_name(schema: Any, named: str) -> None:
+    async with open_grammars(b"", 256) as grammars:
+        with pytest.raises(GrammarRefused) as refused:
+            await grammars.begin(grammar(schema), []).mask([])
+        sentence = str(refused.value)
+        assert named in sentence and ": " in sentence and len(sentence) < 400 and "\n" not in sentence
+        assert await after(grammars.begin(grammar(SMALL), []), "") == [ord("{")], "the process goes on"
+
+
+def _nested(depth: int) -> str:
+    return '{"type":"array","items":' * depth + "{}" + "}" * depth
+
+
+def _doubling(kind: str) -> dict[str, Any]:
+    parts = {f"a{n}": {kind: [{"$ref": f"#/$defs/a{n + 1}"}] * 2} for n in range(40)}
+    return {"$defs": {**parts, "a40": {"type": "integer"}}, "$ref": "#/$defs/a0"}
+
+
+HOSTILE = {
+    "no JSON": "{",
+    "deep": _nested(10_000),
+    "wide": json.dumps({"type": "object", "properties": {f"p{n}": {} for n in range(6000)}}),
+    "many values": json.dumps({"enum": [f"{n}" * 3 for n in range(12_000)]}),
+    "counted": json.dumps({"type": "string", "pattern": "^((((a{1,1000}){1,1000}){1,1000}){1,1000})$"}),
+    "states": json.dumps({"type": "string", "pattern": "^(a|b)*a(a|b){2000}$"}),
+    "backtracking": json.dumps({"type": "string", "pattern": "^(a+)+$"}),
+    "all of all": json.dumps(_doubling("allOf")),
+    "any of all": json.dumps(_doubling("anyOf")),
+    "loop": json.dumps({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
+    "numbers": json.dumps({"type": "number", "multipleOf": 1e-300, "maximum": 1e300}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+async def test_a_hostile_schema_works_or_is_one_sentence_while_another_answer_goes_on(name: str) -> None:
+    async with open_grammars(b"", 256) as grammars:
+        other = grammars.begin(grammar(SMALL), [])
+        assert await after(other, '{"the"') == [*b"\t\n\r :"]
+        await _follow(grammars, HOSTILE[name])
+        assert await after(other, '{"the":1') == [*b"\t\n\r 2}"]
+    assert not children()
+
+
+async def _follow(grammars: ModelGrammars, schema: str) -> None:
+    """Follow a schema for a while: it is refused in one sentence, or gives masks."""
+    answer, ids = grammars.begin(Grammar(schema), []), list[int]()
+    try:
+        for _ in range(40):
+            mask = await answer.mask(ids)
+            if mask.is_complete:
+                return
+            ids.append(allowed(mask)[-1])
+    except GrammarRefused as error:
+        assert len(str(error)) < 500 and "\n" not in str(error) and ": " in str(error)
+
+
+async def test_an_answer_continues_after_the_process_was_killed() -> None:
+    async with open_grammars(CONTENT, 263) as grammars:
+        answer = grammars.begin(grammar(SMALL), [END])
+        assert await after(answer, '{"the"') == [*b"\t\n\r :"]
+        pid = grammars.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        assert await after(answer, '{"the":1') == [*b"\t\n\r 2}"]
+        assert grammars.pid not in (None, pid)
+
+
+async def test_an_answer_that_is_given_up_leaves_the_process_to_the_others() -> None:
+    async with open_grammars(b"", 256) as grammars:
+        answer = grammars.begin(grammar(SMALL), [])
+        with trio.CancelScope() as scope:
+            scope.cancel()
+            assert await after(answer, "") == [ord("{")]
+        pid = grammars.pid
+        assert pid is not None and await after(answer, "{") == [*b'\t\n\r "'] and grammars.pid == pid
+
+
+async def test_a_vocabulary_whose_masks_fit_no_message_is_refused() -> None:
+    async with open_grammars(b"", 8 * MASK_BYTES_MAX + 1) as grammars:
+        with pytest.raises(GrammarRefused, match="vocabulary"):
+            grammars.begin(ANY_OBJECT, [])
+    assert mask_payload_max(8 * MASK_BYTES_MAX) <= SMALL_BYTES_MAX
+
+
+async def test_an_answer_that_was_forgotten_begins_again() -> None:
+    async with open_grammars(b"", 256) as grammars:
+        answers = [grammars.begin(grammar(SMALL), []) for _ in range(MATCHERS_MAX + 1)]
+        for _ in range(2):
+            for answer in answers:
+                assert await after(answer, '{"') == [ord("t")]
+        assert await after(answers[0], "{") == [*b'\t\n\r "'], "or goes back"
+
+
+async def test_a_schema_that_ends_the_process_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.worker.grammar.client.GRAMMAR_BYTES_MAX", 1 << 20)  # nothing can be allocated
+    async with open_grammars(b"", 256) as grammars:
+        with pytest.raises(ConfigError, match=r"ended the process.*: send a simpler one"):
+            await grammars.begin(grammar({"enum": [f"{n}" * 9 for n in range(5_000)]}), []).mask([])
+
+
+async def test_a_schema_that_is_too_long_is_refused() -> None:
+    async with open_grammars(b"", 256) as grammars:
+        with pytest.raises(GrammarRefused, match="more than"):
+            grammars.begin(Grammar(" " * (SCHEMA_CHARS_MAX + 1)), [])
+        with pytest.raises(GrammarRefused, match="shorten it"):
+            grammars.begin(Grammar("{}", prefix="a" * 2000), [])
+
+
+async def test_a_tokenizer_that_the_library_does_not_take_is_one_sentence() -> None:
+    async with open_grammars(b"{}", 256) as grammars:
+        with pytest.raises(ConfigError, match=": "):
+            await grammars.begin(ANY_OBJECT, []).mask([])

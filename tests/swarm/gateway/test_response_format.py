@@ -1,0 +1,129 @@
+"""`response_format`: answers in JSON, through the web server, a client, and the servers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from jsonschema import Draft202012Validator as Checker
+
+from peer.ipc.grammar_messages import ANY_OBJECT, SCHEMA_CHARS_MAX, Grammar
+from swarm.gateway.asks import read_chat, read_completion
+from swarm.gateway.errors import ApiError
+from swarm.gateway.response_format import read_format, schema_grammar
+from tests.swarm.gateway.served_model import KEY, NAME, ServedModel, served_model
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "sizes": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "maxItems": 3},
+    },
+    "required": ["name", "sizes"],
+    "additionalProperties": False,
+}
+FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "thing", "schema": SCHEMA, "strict": True}}
+ASK: dict[str, Any] = {"model": NAME, "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 200}
+
+
+def of_schema(**fields: Any) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": fields}
+
+
+@pytest.mark.parametrize("given", [None, {}, {"type": "text"}])
+def test_any_text_has_no_grammar(given: Any) -> None:
+    assert read_format(given) is None
+
+
+def test_both_kinds_of_requests_have_a_format() -> None:
+    body = {"model": NAME, "response_format": FORMAT}
+    for ask in (
+        read_chat(json.dumps({**body, "messages": ASK["messages"]}).encode()),
+        read_completion(json.dumps({**body, "prompt": "a"}).encode()),
+    ):
+        assert ask.grammar is not None and json.loads(ask.grammar.schema) == SCHEMA
+    assert read_format({"type": "json_object"}) == ANY_OBJECT == read_format(of_schema(name="a"))
+    assert schema_grammar({"type": "null"}, "<a>", "</a>") == Grammar('{"type":"null"}', "<a>", "</a>")
+
+
+def test_a_format_with_tools_is_refused() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+    body = {**ASK, "response_format": FORMAT, "tools": tools}
+    with pytest.raises(ApiError, match="tool_choice none") as refused:
+        read_chat(json.dumps(body).encode())
+    assert refused.value.param == "response_format"
+    assert read_chat(json.dumps({**body, "tool_choice": "none"}).encode()).grammar is not None
+    assert read_chat(json.dumps({**body, "response_format": {"type": "text"}}).encode()).grammar is None
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "xml"},
+        {"schema": {}},
+        {"type": 7},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": SCHEMA},
+        of_schema(schema=SCHEMA),
+        of_schema(name="a", schema=[1]),
+        of_schema(name="a", schema=True),
+        of_schema(name="a", schema=SCHEMA, schemas=SCHEMA),
+        of_schema(name="a", schema={"const": "a" * SCHEMA_CHARS_MAX}),
+    ],
+)
+def test_what_is_no_format_is_refused(given: Any) -> None:
+    with pytest.raises(ApiError) as refused:
+        read_format(given)
+    assert (refused.value.status, refused.value.param) == (400, "response_format") and ": " in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
+    with served_model(tmp_path_factory.mktemp("served")) as model:
+        yield model
+
+
+@pytest.fixture
+def client(served: ServedModel) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, timeout=60) as made:
+        yield made
+
+
+@pytest.mark.process
+def test_answers_follow_their_schema(client: openai.OpenAI) -> None:
+    answers = client.chat.completions.create(**ASK, response_format=FORMAT, n=3, seed=4, temperature=1.0)
+    for choice in answers.choices:
+        assert choice.finish_reason == "stop"
+        Checker(SCHEMA).validate(json.loads(choice.message.content or ""))
+    texts = [choice.message.content for choice in answers.choices]
+    assert len(set(texts)) == 3
+    parts = client.chat.completions.create(**ASK, response_format=FORMAT, stream=True, seed=4, temperature=1.0)
+    choices = [part.choices[0] for part in parts]
+    assert "".join(choice.delta.content or "" for choice in choices) == texts[0]
+    assert choices[-1].finish_reason == "stop"
+    text = client.completions.create(
+        model=NAME, prompt="Hello", max_tokens=200, temperature=0, extra_body={"response_format": FORMAT}
+    )
+    Checker(SCHEMA).validate(json.loads(text.choices[0].text))
+
+
+@pytest.mark.process
+def test_a_short_answer_is_cut(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(**{**ASK, "max_tokens": 9}, response_format={"type": "json_object"})
+    choice = answer.choices[0]
+    assert choice.finish_reason == "length" and (choice.message.content or "").startswith("{")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_unsupported_keyword_is_refused_by_name(client: openai.OpenAI, stream: bool) -> None:
+    with pytest.raises(openai.BadRequestError, match="has uniqueItems, which") as refused:
+        client.chat.completions.create(
+            **ASK,
+            response_format=of_schema(name="a", schema={"type": "array", "uniqueItems": True}),  # type: ignore[call-overload]
+            stream=stream,
+        )
+    assert refused.value.param == "response_format"
