@@ -236,7 +236,7 @@ def _message(index: int, message: dict[str, Any], called: dict[str, str], inside
         raise _wrong("messages", f"{place}.role is not one of {', '.join(_ROLES)}: choose one of them")
     content = kept.get("content")
     calls = read_calls(place, kept.get("tool_calls", []), inside)
-    called.update((call["id"], call["function"]["name"]) for call in calls)
+    called.update((call.id, call.name) for call in calls)
     if content is None and role == "assistant":
         content = ""  # of only calls, or a refusal; many templates take no null
     if role != "tool":

@@ -24,6 +24,9 @@ from peer.plain_text import plain
 from peer.worker.text_client import TextProcess, open_template_process, sound
 from swarm.gateway.call_formats import AUTO, CallFormat, format_of, takes_tools
 
+CALLS_MAX: Final = 128
+"""Of one message."""
+CALL_ID_CHARS_MAX: Final = 128
 RENDER_S: Final = 10.0
 """For a machine under load; of the processor a conversation may take a second (`peer.worker.text_worker`)."""
 _PLAIN_STOPS: Final = ("\nuser:", "\nsystem:")
@@ -31,13 +34,21 @@ _MISTRAL_ID: Final = re.compile("[a-zA-Z0-9]{9}")
 """The one kind of a call's id that Mistral's templates take."""
 
 
+class PastCall(msgspec.Struct, frozen=True):
+    """A call in an assistant's message of a conversation (`swarm.gateway.tools`)."""
+
+    id: Annotated[str, msgspec.Meta(max_length=CALL_ID_CHARS_MAX)]
+    name: Annotated[str, msgspec.Meta(max_length=64)]
+    arguments: Annotated[str, msgspec.Meta(max_length=16 << 20)]
+    """A JSON object."""
+
+
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message of a conversation."""
 
     role: Annotated[str, msgspec.Meta(max_length=64)]
     content: Annotated[str, msgspec.Meta(max_length=16 << 20)]
-    calls: tuple[dict[str, Any], ...] = ()
-    """Those of an assistant (`swarm.gateway.tools`)."""
+    calls: Annotated[tuple[PastCall, ...], msgspec.Meta(max_length=CALLS_MAX)] = ()
     tool_call_id: str = ""
     """Of a call's result: which one it answers, and the function's name."""
     name: str = ""
@@ -112,10 +123,19 @@ class ChatTemplate:
         """Return a message as the template gets it."""
         given: dict[str, Any] = {"role": message.role, "content": sound(message.content)}
         if message.calls:
-            given["tool_calls"] = [_sound({**call, "id": self._id(call["id"])}) for call in message.calls]
+            given["tool_calls"] = [self._call(call) for call in message.calls]
         if message.tool_call_id:
             given |= {"tool_call_id": self._id(message.tool_call_id), "name": message.name}
         return given
+
+    def _call(self, call: PastCall) -> dict[str, Any]:
+        """Return a call as the template gets it: its arguments as an object."""
+        arguments = _sound(msgspec.json.decode(call.arguments))
+        return {
+            "id": self._id(call.id),
+            "type": "function",
+            "function": {"name": call.name, "arguments": arguments},
+        }
 
     def _id(self, id: str) -> str:
         """Return the id of a call as the template takes it."""

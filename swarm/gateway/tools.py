@@ -14,15 +14,14 @@ import msgspec
 
 from peer.decoding import MALFORMED
 from peer.plain_text import plain
+from peer.worker.text_client import sound
 from swarm.gateway.errors import ApiError
 from swarm.gateway.json_depth import DEPTH_MAX, is_deep
+from swarm.gateway.template import CALL_ID_CHARS_MAX, CALLS_MAX, PastCall
 
 TOOLS_MAX: Final = 128
 TOOLS_BYTES_MAX: Final = 256 << 10
 """Of all functions of a request, as JSON."""
-CALLS_MAX: Final = 128
-"""Of one message."""
-ID_CHARS_MAX: Final = 128
 NAME: Final = re.compile("[a-zA-Z0-9_-]{1,64}")
 """What OpenAI takes as the name of a function."""
 _SHOWN: Final = 80
@@ -125,33 +124,33 @@ def _allowed(tools: dict[str, dict[str, Any]], named: Any) -> dict[str, Any]:
 # -- the history -------------------------------------------------------------------------------------------------------
 
 
-def read_calls(place: str, given: Any, ignored: dict[str, None]) -> tuple[dict[str, Any], ...]:
-    """Return the calls of an assistant's message as a template gets them. Raises ApiError."""
+def read_calls(place: str, given: Any, ignored: dict[str, None]) -> tuple[PastCall, ...]:
+    """Return the calls of an assistant's message. Raises ApiError."""
     if not isinstance(given, list) or len(given) > CALLS_MAX:
         raise _wrong("messages", f"{place}.tool_calls is no list of at most {CALLS_MAX} calls: send one")
     return tuple(_call(f"{place}.tool_calls[{index}]", one, ignored) for index, one in enumerate(given))
 
 
-def _call(place: str, call: Any, ignored: dict[str, None]) -> dict[str, Any]:
+def _call(place: str, call: Any, ignored: dict[str, None]) -> PastCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise _wrong("messages", f"{place} is no call of a function: send its id, type and function")
     _check_name("messages", f"{place}.function.name", function.get("name"))
     ignored.update((f"messages.tool_calls.{name}", None) for name in call if name not in ("id", "type", "function"))
-    arguments = read_arguments(function.get("arguments"))
-    if arguments is None:
+    arguments = function.get("arguments")
+    if not isinstance(arguments, str) or read_arguments(arguments) is None:
         raise _wrong(
             "messages",
             f"{place}.function.arguments is no JSON object of at most {DEPTH_MAX} levels: send one, in a string",
         )
     id = read_call_id(f"{place}.id", call.get("id"))
-    return {"id": id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return PastCall(id, function["name"], sound(arguments) if arguments.strip() else "{}")
 
 
 def read_call_id(place: str, id: Any) -> str:
     """Return the id of a call. Raises ApiError."""
-    if not isinstance(id, str) or not 0 < len(id) <= ID_CHARS_MAX:
-        raise _wrong("messages", f"{place} is no text of 1 to {ID_CHARS_MAX} characters: send the id of a call")
+    if not isinstance(id, str) or not 0 < len(id) <= CALL_ID_CHARS_MAX:
+        raise _wrong("messages", f"{place} is no text of 1 to {CALL_ID_CHARS_MAX} characters: send the id of a call")
     return id
 
 
