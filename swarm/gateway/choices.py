@@ -17,6 +17,7 @@ from swarm.gateway.answer import AnswerPart, TextAnswer, end_session
 from swarm.gateway.asks import CHAT_TOKENS, GenerationAsk, Prompt
 from swarm.gateway.call_formats import CallFormat
 from swarm.gateway.errors import ApiError, as_api_error
+from swarm.gateway.forced_calls import ForcedCalls, forced_calls
 from swarm.gateway.template import ChatTemplate
 from swarm.gateway.tool_calls import CallStream
 from swarm.inference.client import ModelClient
@@ -48,10 +49,11 @@ class Answers:
         prompts: Sequence[EncodedPrompt],
         stops: Sequence[str],
         form: CallFormat | None = None,
+        forced: ForcedCalls | None = None,
     ) -> None:
-        """`form`: of the calls in the answers; None for none."""
+        """`form`: of the calls in the answers; None for none. `forced`: what makes each answer a call."""
         self._model, self._ask, self._prompts, self._stops = model, ask, tuple(prompts), tuple(stops)
-        self._form = form
+        self._form, self._forced = form, forced
         self._started: dict[int, TextAnswer] = {}
 
     @property
@@ -92,7 +94,8 @@ class Answers:
         prompt, asked = self._prompts[number], self._ask.sampling
         sampling = msgspec.structs.replace(asked, seed=(asked.seed + nth) % (SEED_MAX + 1))
         async with out, slots:
-            session = self._model.session(sampling, grammar=self._ask.grammar)
+            grammar = self._ask.grammar if self._forced is None else self._forced.grammar
+            session = self._model.session(sampling, grammar=grammar)
             answer = TextAnswer(session, self._model, self._stops, self._ask.special, self._calls())
             self._started[index] = answer
             try:
@@ -100,13 +103,18 @@ class Answers:
                     async for part in parts:
                         await out.send((index, await self._worded(part)))
             except BarnraiseError as error:
-                await out.send(as_api_error(error))
+                await out.send(as_api_error(error, grammar_of="tools" if self._forced else "response_format"))
             finally:
                 end_session(self._model, session)
 
     def _calls(self) -> CallStream | None:
         tools = self._ask.tools
-        return CallStream(self._form, tools.parameters, tools.is_parallel) if self._form and tools else None
+        if self._form is None or tools is None:
+            return None
+        stream = CallStream(self._form, tools.parameters, tools.is_parallel)
+        if self._forced is not None:
+            stream.push(self._forced.begin)
+        return stream
 
     async def _worded(self, part: AnswerPart) -> AnswerPart:
         """Return a part with the text of the tokens that it names."""
@@ -126,12 +134,15 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
             code="invalid_value",
             param="logit_bias",
         )
-    form: CallFormat | None = None
+    form, forced = None, None
     if ask.messages:
         try:
             form = template.form if ask.tools else None
             tools = ask.tools.given if ask.tools else ()
-            prompts: tuple[Prompt, ...] = (await template.render(ask.messages, tools),)
+            if form is not None and ask.tools is not None and ask.tools.forced:
+                forced = forced_calls(form, ask.tools)
+            text = await template.render(ask.messages, tools)
+            prompts: tuple[Prompt, ...] = (text + ("" if forced is None else forced.begin),)
         except BarnraiseError as error:
             raise as_api_error(error) from error
         stops, special = (*ask.stops, *template.stops), template.is_plain
@@ -141,7 +152,7 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
         encoded = [_fitted(model, await _encode(model, prompt, special), ask.count) for prompt in prompts]
     except BarnraiseError as error:
         raise as_api_error(error) from error
-    return Answers(model, ask, encoded, stops, form)
+    return Answers(model, ask, encoded, stops, form, forced)
 
 
 async def _encode(model: ModelClient, prompt: Prompt, special: bool) -> tuple[int, ...]:

@@ -42,14 +42,15 @@ class ApiError(Exception):
         return {} if self.retry_s is None else {"Retry-After": str(max(1, math.ceil(self.retry_s)))}
 
 
-def as_api_error(error: BarnraiseError) -> ApiError:
-    """Return the reply to a client for an error of the servers, the network or the conversation."""
+def as_api_error(error: BarnraiseError, grammar_of: str = "response_format") -> ApiError:
+    """Return the reply to a client for an error of the servers, the network or the conversation. `grammar_of`: the
+    parameter that brought the grammar of an answer."""
     if isinstance(error, TemplateFailed):
         return ApiError(400, str(error), code="chat_template_failed", param="messages")
     if isinstance(error, ToolsRefused):
         return ApiError(400, str(error), code="unsupported_parameter", param="tools")
     if isinstance(error, GrammarRefused):
-        return ApiError(400, str(error), code="invalid_value", param="response_format")
+        return ApiError(400, str(error), code="invalid_value", param=grammar_of)
     if isinstance(error, ConfigError):
         return ApiError(400, str(error), code="invalid_value")
     code = "no_servers" if isinstance(error, NoServers) else "servers_failed"

@@ -1,7 +1,7 @@
-"""Calls that a `tool_choice` of required or a name forces: what a grammar needs to make a model write them.
+"""Calls that a `tool_choice` of required or a name forces: the prompt ends with what begins a call in the model's form,
+and the answer follows a grammar of the rest.
 
-This is the seam for grammars. Until there are any, `swarm.gateway.tools` refuses such a `tool_choice`. With them,
-`begin` goes to the end of the prompt and, before the answer's own text, into its `CallStream`; it obeys `schema`.
+What begins a call may be a special token, which no grammar of letters has.
 """
 
 from __future__ import annotations
@@ -10,7 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from swarm.gateway.call_formats import CallFormat, Schemas
+from peer.ipc.grammar_messages import Grammar
+from swarm.gateway.call_formats import CallFormat
+from swarm.gateway.errors import ApiError
+from swarm.gateway.response_format import schema_grammar
+from swarm.gateway.tools import Tools
 
 
 @dataclass(frozen=True)
@@ -18,23 +22,29 @@ class ForcedCalls:
     """What an answer must be that is calls alone."""
 
     begin: str
-    """The text before the JSON; it may be a special token."""
-    schema: dict[str, Any]
-    """The JSON schema of the calls."""
+    """The text before the JSON, which ends the prompt."""
+    grammar: Grammar
+    """Of the answer: the calls as JSON."""
 
 
-def forced_calls(form: CallFormat, schemas: Schemas, name: str | None, is_parallel: bool) -> ForcedCalls | None:
-    """Return what forces calls in a form, None if its calls are no JSON. `schemas`: of the parameters of the functions
-    that were offered. `name`: of the function to call; None for any of them. `is_parallel`: whether there may be
-    several calls, where the form writes them as one JSON."""
+def forced_calls(form: CallFormat, tools: Tools) -> ForcedCalls:
+    """Return what forces calls in a form. Raises ApiError if its calls are no JSON."""
     if form.forced is None:
-        return None
-    wanted = schemas if name is None else {name: schemas[name]}
+        raise ApiError(
+            400,
+            f"tool_choice forces a call, and the model writes calls in the form {form.name}, which is no JSON and"
+            " cannot be forced: send tool_choice auto",
+            code="unsupported_parameter",
+            param="tool_choice",
+        )
+    wanted = {name: tools.parameters[name] for name in tools.forced}
     calls = [_call(form.arguments, function, schema) for function, schema in wanted.items()]
     schema: dict[str, Any] = calls[0] if len(calls) == 1 else {"anyOf": calls}
     if form.is_list:
-        schema = {"type": "array", "items": schema, "minItems": 1} | ({} if is_parallel else {"maxItems": 1})
-    return ForcedCalls(form.forced, schema | {"$defs": {one: _moved(wanted[one], one) for one in wanted}})
+        most = {} if tools.is_parallel else {"maxItems": 1}
+        schema = {"type": "array", "items": schema, "minItems": 1, **most}
+    parameters = {name: {"type": "object", **_moved(given, name)} for name, given in wanted.items()}
+    return ForcedCalls(form.forced, schema_grammar(schema | {"$defs": parameters}, param="tools"))
 
 
 def _call(arguments: str, function: str, parameters: Mapping[str, Any]) -> dict[str, Any]:

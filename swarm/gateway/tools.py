@@ -27,7 +27,7 @@ NAME: Final = re.compile("[a-zA-Z0-9_-]{1,64}")
 _SHOWN: Final = 80
 _FIELDS: Final = ("name", "description", "parameters")
 _NO_PARAMETERS: Final[Mapping[str, Any]] = {"type": "object", "properties": {}}
-_CHOICES: Final = ("none", "auto")
+_CHOICES: Final = ("none", "auto", "required")
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,8 @@ class Tools:
     """As a template gets them."""
     is_parallel: bool = True
     """Whether an answer may have several calls."""
+    forced: tuple[str, ...] = ()
+    """The functions of which an answer must call one; empty where it may be text."""
 
     @property
     def parameters(self) -> dict[str, dict[str, Any]]:
@@ -61,8 +63,8 @@ def read_tools(given: list[Any], choice: Any, is_parallel: bool) -> tuple[Tools 
         if name in known:
             raise _wrong("tools", f"tools[{index}] has the name {name} of another one: give each its own")
         known[name] = tool
-    kept = _chosen(known, choice)
-    return (Tools(tuple(kept), is_parallel) if kept else None), list(ignored)
+    kept, forced = _chosen(known, choice)
+    return (Tools(tuple(kept), is_parallel, forced) if kept else None), list(ignored)
 
 
 def _tool(place: str, tool: Any, ignored: dict[str, None]) -> dict[str, Any]:
@@ -90,34 +92,35 @@ def _tool(place: str, tool: Any, ignored: dict[str, None]) -> dict[str, Any]:
     return {"type": "function", "function": {**kept, "parameters": parameters or dict(_NO_PARAMETERS)}}
 
 
-def _chosen(tools: dict[str, dict[str, Any]], choice: Any) -> list[dict[str, Any]]:
-    """Return the functions that `tool_choice` leaves. Raises ApiError for one that would force a call."""
+def _chosen(tools: dict[str, dict[str, Any]], choice: Any) -> tuple[list[dict[str, Any]], tuple[str, ...]]:
+    """Return the functions that `tool_choice` leaves, and the names of those of which one must be called. Raises
+    ApiError."""
     if choice is None or choice == "auto":
-        return list(tools.values())
+        return list(tools.values()), ()
     if choice == "none":
-        return []
+        return [], ()
+    if choice == "required":
+        if not tools:
+            raise _wrong("tool_choice", "tool_choice is required and there are no tools: send some, or auto")
+        return list(tools.values()), tuple(tools)
     kind = choice.get("type") if isinstance(choice, dict) else None
-    if kind == "allowed_tools":
-        allowed = choice.get("allowed_tools", choice)
-        mode, named = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
-        if mode == "auto" and isinstance(named, list):
-            return [_allowed(tools, one) for one in named[:TOOLS_MAX]]
-    forces = choice == "required" or kind in ("function", "custom", "allowed_tools")
-    if not forces:
-        raise _wrong("tool_choice", f"tool_choice is not one of {', '.join(_CHOICES)}: choose one of them")
-    shown = "required" if choice == "required" else f"of type {kind}"
-    raise _wrong(
-        "tool_choice",
-        f"tool_choice {shown} is not supported by this server, which cannot force a call: send auto or none",
-        "unsupported_parameter",
-    )
+    if kind == "function":
+        return list(tools.values()), (_allowed(tools, choice)["function"]["name"],)
+    allowed = choice.get("allowed_tools", choice) if kind == "allowed_tools" else None
+    if isinstance(allowed, dict) and isinstance(named := allowed.get("tools"), list) and named:
+        kept = [_allowed(tools, one) for one in named[:TOOLS_MAX]]
+        if allowed.get("mode") == "auto":
+            return kept, ()
+        if allowed.get("mode") == "required":
+            return kept, tuple(one["function"]["name"] for one in kept)
+    raise _wrong("tool_choice", f"tool_choice is not one of {', '.join(_CHOICES)} or a function: choose one of them")
 
 
 def _allowed(tools: dict[str, dict[str, Any]], named: Any) -> dict[str, Any]:
     function = named.get("function") if isinstance(named, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or name not in tools:
-        raise _wrong("tool_choice", f"tool_choice allows {plain(str(name), _SHOWN)!r}, not in tools: name these")
+        raise _wrong("tool_choice", f"tool_choice names {plain(str(name), _SHOWN)!r}, not in tools: name one of these")
     return tools[name]
 
 

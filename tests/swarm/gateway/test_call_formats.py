@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from peer.errors import ConfigError
 from swarm.gateway.call_formats import FORMATS, Schemas, format_of, takes_tools
-from swarm.gateway.forced_calls import forced_calls
 from swarm.gateway.json_depth import DEPTH_MAX
 from swarm.gateway.python_values import read_python_calls
 from swarm.gateway.tool_calls import CALL_CHARS_MAX, CALLS_MAX, SPACE_CHARS_MAX, CallStream
@@ -247,25 +246,3 @@ def test_a_template_shows_its_form() -> None:
     assert format_of(TEMPLATES["hermes"], "pythonic") is FORMATS["pythonic"]
     with pytest.raises(ConfigError, match="--tool-parser xml is not known: give auto, hermes, "):
         format_of("", "xml")
-
-
-@pytest.mark.parametrize("form", SEVERAL)
-def test_forced_calls_have_a_beginning_and_a_schema(form: str) -> None:
-    """The seam for grammars: a text that obeys the schema is read as the call."""
-    recursive = {"type": "object", "properties": {"a": {"$ref": "#/$defs/A"}}, "$defs": {"A": {"type": "string"}}}
-    schemas: Schemas = {"clock": {"type": "object"}, "add": recursive}
-    forced, one = (forced_calls(FORMATS[form], schemas, name, False) for name in (None, "add"))
-    if form in ("pythonic", "qwen3_coder"):
-        assert forced is one is None
-        return
-    assert forced is not None and one is not None
-    arguments = "parameters" if form == "llama3_json" else "arguments"
-    call = {"name": "add", arguments: {"a": "x"}}
-    text = forced.begin + json.dumps([call] if form == "mistral" else call)
-    assert found(form, list(text)) == ("", [("add", {"a": "x"})])
-    assert one.schema["$defs"]["add"]["properties"]["a"] == {"$ref": "#/$defs/add/$defs/A"}
-    shape = one.schema["items"] if form == "mistral" else one.schema
-    assert shape["required"] == ["name", arguments] and shape["properties"]["name"] == {"const": "add"}
-    assert shape["properties"][arguments] == {"$ref": "#/$defs/add"}
-    choice = forced.schema["items"] if form == "mistral" else forced.schema
-    assert [each["properties"]["name"]["const"] for each in choice["anyOf"]] == ["clock", "add"]

@@ -157,16 +157,21 @@ def test_what_is_read_of_tools() -> None:
 @pytest.mark.parametrize(
     "choice",
     [
-        "required",
-        {"type": "function", "function": {"name": "clock"}},
         {"type": "custom", "custom": {"name": "clock"}},
-        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [CLOCK]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "perhaps", "tools": [CLOCK]}},
+        {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": []}},
+        {"type": "function"},
+        {"type": "function", "function": {"name": "weather"}},
     ],
 )
-def test_a_call_cannot_be_forced(choice: Any) -> None:
+def test_what_is_no_choice_is_refused(choice: Any) -> None:
     error = refusal(tools=[CLOCK], tool_choice=choice)
-    assert (error.code, error.param) == ("unsupported_parameter", "tool_choice")
-    assert "cannot force a call: send auto or none" in str(error)
+    assert (error.code, error.param) == ("invalid_value", "tool_choice")
+    assert "choose one of them" in str(error) or "name one of these" in str(error)
+
+
+def test_a_call_needs_tools() -> None:
+    assert "there are no tools" in str(refusal(tool_choice="required"))
 
 
 def called(name: str, arguments: Any) -> dict[str, Any]:
@@ -199,7 +204,7 @@ def deep(levels: int) -> Any:
         ({"tools": [{"function": {"name": "f", "description": 1}}]}, "description is no text"),
         ({"tools": [{"function": {"name": "f", "parameters": deep(DEPTH_MAX)}}]}, "nested deeper"),
         ({"tools": [{"function": {"name": "f", "description": "x" * (256 << 10)}}]}, "more than 262144"),
-        ({"tools": [CLOCK], "tool_choice": "always"}, "not one of none, auto"),
+        ({"tools": [CLOCK], "tool_choice": "always"}, "not one of none, auto, required"),
         (
             {"tools": [CLOCK], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [WEATHER]}},
             "not in tools",
