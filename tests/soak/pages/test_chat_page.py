@@ -5,8 +5,11 @@ It is no part of `make test`, since that would need a browser on every machine.
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import pytest
 import trio
 
 from tests.soak.pages.browser import BROWSER, PHONE, POLL_S, WAIT_S, Page, open_page
-from tests.swarm.gateway.served_model import KEY, ServedModel, served_model
+from tests.swarm.gateway.served_model import KEY, NAME, ServedModel, served_model
 
 pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
 BUSY = "document.querySelectorAll('article.busy').length"
@@ -171,3 +174,63 @@ async def test_a_conversation_is_kept_over_a_reload_and_copied(served: ServedMod
         await page.call("Page.reload")
         await page.until("document.getElementById('model').textContent.includes('tokens of context')")
         assert await page.run("document.querySelectorAll('article').length") == 0
+
+
+OTHER_PAGE = """<!doctype html><meta charset="utf-8"><title>other</title><script>
+const said = {parts: 0, text: "", route: "", fault: "", done: false};
+async function ask(url, key, body) {
+  try {
+    const answer = await fetch(url, {method: "POST", body,
+      headers: {"Content-Type": "application/json", "Authorization": "Bearer " + key}});
+    said.route = answer.headers.get("X-Barnraise-Ignored") || "";
+    const reader = answer.body.getReader(), decoder = new TextDecoder();
+    for (;;) {
+      const {value, done} = await reader.read();
+      if (done) break;
+      said.parts += 1;
+      said.text += decoder.decode(value, {stream: true});
+    }
+  } catch (error) { said.fault = String(error); }
+  said.done = true;
+}
+</script>"""
+
+
+class OtherSite(http.server.BaseHTTPRequestHandler):
+    """A site of another origin: one page."""
+
+    def do_GET(self) -> None:
+        page = OTHER_PAGE.encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/html")
+        self.send_header("Content-Length", str(len(page)))
+        self.end_headers()
+        self.wfile.write(page)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def other_site() -> Iterator[str]:
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), OtherSite) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("is_allowed", [True, False])
+async def test_a_page_of_another_origin_streams_if_it_is_allowed(tmp_path: Path, is_allowed: bool) -> None:
+    with other_site() as origin, served_model(tmp_path, *(["--allow-origin", origin] if is_allowed else [])) as served:
+        async with open_page(origin, tmp_path / "profile") as page:
+            await page.until("typeof said == 'object'")
+            asked = {"model": NAME, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 200, "stream": True}
+            arguments = map(json.dumps, (f"{served.url}/v1/chat/completions", KEY, json.dumps({**asked, "vendor": 1})))
+            await page.run(f"void ask({', '.join(arguments)})")
+            await page.until("said.done")
+            said = await page.run("said")
+        if is_allowed:
+            assert said["parts"] > 5 and said["text"].endswith("data: [DONE]\n\n") and not said["fault"]
+            assert said["route"] == "vendor"
+        else:
+            assert said["fault"] and not said["text"]
