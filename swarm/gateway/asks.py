@@ -40,7 +40,9 @@ _TOKEN_ID: Final = re.compile("0|[1-9][0-9]{0,7}")
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 
 _ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_MORE_FIELDS: Final = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+THOUGHT: Final = "reasoning_content"
+"""The field of a message that has what the model thought, as DeepSeek, vLLM and llama.cpp name it."""
+_MORE_FIELDS: Final = {"assistant": ("tool_calls", THOUGHT), "tool": ("tool_call_id", "name")}
 """Of a message, beside role and content."""
 
 
@@ -236,11 +238,14 @@ def _message(index: int, message: dict[str, Any], called: dict[str, str], inside
         raise _wrong("messages", f"{place}.role is not one of {', '.join(_ROLES)}: choose one of them")
     content = kept.get("content")
     calls = read_calls(place, kept.get("tool_calls", []), inside)
+    thought = kept.get(THOUGHT, "")
+    if not isinstance(thought, str):
+        raise _wrong("messages", f"{place}.{THOUGHT} is no text: send a string")
     called.update((call.id, call.name) for call in calls)
     if content is None and role == "assistant":
         content = ""  # of only calls, or a refusal; many templates take no null
     if role != "tool":
-        return ChatMessage(_ROLES[role], _content(place, content), calls)
+        return ChatMessage(_ROLES[role], _content(place, content), calls, thought=thought)
     id = read_call_id(f"{place}.tool_call_id", kept.get("tool_call_id"))
     if id not in called:
         raise _wrong("messages", f"{place}.tool_call_id is that of no call before it: send the call, too")

@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
 from swarm.gateway.answer import AnswerPart, Finish
+from swarm.gateway.asks import THOUGHT
 from swarm.gateway.tool_calls import ToolCall
 from swarm.inference.messages import TokenDrawn
 
@@ -50,6 +51,9 @@ class AnswerFormat:
         if self._kind == "text":
             return [self._chunk([_text_choice(index, part.text, told, part.finish)])]
         found = list[dict[str, Any]]()
+        if part.thought:
+            found.append(self._chunk([_chat_choice(index, "delta", {THOUGHT: part.thought}, told, None)]))
+            told = None
         if part.text or (part.drawn and told is not None):
             found.append(self._chunk([_chat_choice(index, "delta", {"content": part.text}, told, None)]))
         for call in part.calls:
@@ -78,6 +82,8 @@ class AnswerFormat:
         if self._kind == "text":
             return _text_choice(index, text, told, finish)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if thought := "".join(part.thought for part in parts):
+            message |= {"content": text or None, THOUGHT: thought}
         calls = [_call(call) for part in parts for call in part.calls]
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
@@ -146,9 +152,10 @@ def _call_deltas(number: int, call: ToolCall) -> list[dict[str, Any]]:
     return [begin, *({"index": number, "function": {"arguments": piece}} for piece in pieces)]
 
 
-def usage_of(prompt_tokens: int, tokens: int) -> dict[str, Any]:
-    """Return what a request used."""
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+def usage_of(prompt_tokens: int, tokens: int, thought_tokens: int = 0) -> dict[str, Any]:
+    """Return what a request used. `thought_tokens`: how many of `tokens` were thinking."""
+    used = {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+    return used | ({"completion_tokens_details": {"reasoning_tokens": thought_tokens}} if thought_tokens else {})
 
 
 def _chat_choice(

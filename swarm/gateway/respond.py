@@ -189,7 +189,7 @@ class Responder:
             await self._connection.json(error.status, error.body, error.headers)
 
     def _usage(self) -> dict[str, Any]:
-        return usage_of(self._answers.prompt_tokens, self._answers.tokens)
+        return usage_of(self._answers.prompt_tokens, self._answers.tokens, self._answers.thought_tokens)
 
     def _headers(self) -> dict[str, str]:
         return {ROUTE_HEADER: route_text(self._answers.route), **ignored_header(self._answers.ignored)}

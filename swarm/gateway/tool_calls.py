@@ -37,10 +37,11 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class FoundPart:
-    """What a piece has made certain: text, then calls."""
+    """What a piece has made certain: thinking, then text, then calls."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
+    thought: str = ""
 
 
 @dataclass
