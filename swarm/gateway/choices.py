@@ -41,6 +41,16 @@ class EncodedPrompt:
 
 
 @dataclass(frozen=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt: int
+    drawn: int
+    thought: int
+    """How many of the drawn ones were thinking."""
+
+
+@dataclass(frozen=True)
 class AnswerForm:
     """The form of the answers, as far as a model's template shows it."""
 
@@ -78,18 +88,14 @@ class Answers:
         return self._ask.ignored
 
     @property
-    def prompt_tokens(self) -> int:
-        return sum(len(prompt.ids) for prompt in self._prompts)
-
-    @property
-    def tokens(self) -> int:
-        """How many were drawn so far."""
-        return sum(answer.tokens for answer in self._started.values())
-
-    @property
-    def thought_tokens(self) -> int:
-        """How many of these were thinking."""
-        return sum(answer.thought_tokens for answer in self._started.values())
+    def usage(self) -> Usage:
+        """What was used so far."""
+        started = self._started.values()
+        return Usage(
+            sum(len(prompt.ids) for prompt in self._prompts),
+            sum(answer.tokens for answer in started),
+            sum(answer.thought_tokens for answer in started),
+        )
 
     @property
     def route(self) -> Route:
@@ -168,7 +174,8 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
         except BarnraiseError as error:
             raise as_api_error(error) from error
         prompts: tuple[Prompt, ...] = (prompt + ("" if forced is None else forced.begin),)
-        thinking = template.thinking if forced is None else None
+        is_free = forced is None and ask.grammar is None  # a grammar leaves no room for thinking
+        thinking = template.thinking if is_free else None
         form = AnswerForm(calls, forced, thinking, thinking is not None and thinking.is_open(prompt))
         stops, special = (*ask.stops, *template.stops), template.is_plain
     else:

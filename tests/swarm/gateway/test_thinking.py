@@ -185,6 +185,14 @@ async def test_calls_come_after_thinking_and_none_inside() -> None:
 
 
 @pytest.mark.process
+async def test_an_answer_that_follows_a_grammar_is_content() -> None:
+    ask = {"model": "scripted", "messages": [HELLO], "response_format": {"type": "json_object"}}
+    async with open_site(model_of(OPEN, b'{"a": 1}')) as site:
+        _, _, body = await site.post(CHAT, ask)
+    assert body["choices"][0]["message"] == {"role": "assistant", "content": '{"a": 1}', "refusal": None}
+
+
+@pytest.mark.process
 async def test_stop_strings_end_thinking_and_log_probabilities_name_each_token_once() -> None:
     text = "<think>\nOne, two.\n</think>\n\nThree."
     ask = {"model": "scripted", "messages": [HELLO], "logprobs": True}
