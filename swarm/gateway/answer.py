@@ -8,8 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm.gateway.thinking import ThoughtPiece, ThoughtStream
-from swarm.gateway.tool_calls import CallStream, FoundPart, ToolCall
+from swarm.gateway.reading.thinking import ThoughtPiece, ThoughtStream
+from swarm.gateway.reading.tool_calls import CallStream, FoundPart, ToolCall
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
 from swarm.inference.messages import TokenDrawn

@@ -53,7 +53,7 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GenerationBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Parameters that every request may have."""
 
     model: str
@@ -77,7 +77,7 @@ class Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     """As vLLM has it: whether special tokens are left out of the text of an answer."""
 
 
-class _ChatBody(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: _Count | None = None
     logprobs: bool = False
@@ -87,13 +87,13 @@ class _ChatBody(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool = True
 
 
-class _TextBody(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _TextBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     prompt: str | Annotated[list[str | _Token | list[_Token]], msgspec.Meta(min_length=1)]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
 
 
 Prompt = str | tuple[int, ...]
-_BodyT = TypeVar("_BodyT", bound=Body)
+_BodyT = TypeVar("_BodyT", bound=GenerationBody)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ def _split(
     return given, [f"{inside}.{name}" if inside else name for name in ignored]
 
 
-def ask_of(body: Body, count: int | None, logprobs: int | None) -> GenerationAsk:
+def ask_of(body: GenerationBody, count: int | None, logprobs: int | None) -> GenerationAsk:
     """Return what these parameters ask for. `count`, `logprobs`: as `GenerationAsk` has them. Raises ApiError."""
     sampling = Sampling(
         temperature=body.temperature,

@@ -15,12 +15,12 @@ from peer.errors import BarnraiseError
 from peer.ipc.sampling_options import SEED_MAX
 from swarm.gateway.answer import AnswerPart, TextAnswer, end_session
 from swarm.gateway.asks import CHAT_TOKENS, GenerationAsk, Prompt
-from swarm.gateway.call_formats import CallFormat
 from swarm.gateway.errors import ApiError, as_api_error
 from swarm.gateway.forced_calls import ForcedCalls, forced_calls
+from swarm.gateway.reading.call_formats import CallFormat
+from swarm.gateway.reading.thinking import ThinkingFormat, ThoughtStream
+from swarm.gateway.reading.tool_calls import CallStream
 from swarm.gateway.template import ChatTemplate
-from swarm.gateway.thinking import ThinkingFormat, ThoughtStream
-from swarm.gateway.tool_calls import CallStream
 from swarm.inference.client import ModelClient
 from swarm.inference.route import Route
 

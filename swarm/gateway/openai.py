@@ -13,7 +13,7 @@ from swarm.gateway.answer import AnswerPart, Finish
 from swarm.gateway.asks import THOUGHT
 from swarm.gateway.choices import Usage
 from swarm.gateway.errors import ApiError
-from swarm.gateway.tool_calls import ToolCall
+from swarm.gateway.reading.tool_calls import ToolCall
 from swarm.inference.messages import TokenDrawn
 
 Kind = Literal["chat", "text"]

@@ -22,8 +22,8 @@ from peer.ipc.text_messages import RenderChat, RenderedChat
 from peer.model.text.rules import TextRules
 from peer.plain_text import plain
 from peer.worker.text_client import TextProcess, open_template_process, sound
-from swarm.gateway.call_formats import AUTO, CallFormat, format_of, takes_tools
-from swarm.gateway.thinking import ThinkingFormat, thinking_of
+from swarm.gateway.reading.call_formats import AUTO, CallFormat, format_of, takes_tools
+from swarm.gateway.reading.thinking import ThinkingFormat, thinking_of
 
 CALLS_MAX: Final = 128
 """Of one message."""

@@ -14,7 +14,7 @@ from swarm.gateway.asks import GenerationAsk
 from swarm.gateway.choices import Usage
 from swarm.gateway.errors import ApiError
 from swarm.gateway.openai import PIECE_CHARS
-from swarm.gateway.tool_calls import ToolCall
+from swarm.gateway.reading.tool_calls import ToolCall
 from swarm.inference.client import ModelClient
 
 _ID_BYTES: Final = 24
@@ -72,7 +72,8 @@ class ResponseFormat:
 
     def encode(self, event: dict[str, Any]) -> bytes:
         """Return an event as a stream has it: with its name."""
-        return b"event: " + event["type"].encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
+        name: str = event["type"]
+        return b"event: " + name.encode() + b"\ndata: " + msgspec.json.encode(event) + b"\n\n"
 
     def _event(self, kind: str, **fields: Any) -> dict[str, Any]:
         self._number += 1

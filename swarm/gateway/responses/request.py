@@ -15,8 +15,8 @@ from peer.plain_text import plain
 from swarm.gateway.asks import (
     MESSAGES_MAX,
     ROLES,
-    Body,
     GenerationAsk,
+    GenerationBody,
     ask_of,
     offering,
     read_object,
@@ -25,8 +25,8 @@ from swarm.gateway.asks import (
 )
 from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import EMPTY, REFUSED
-from swarm.gateway.template import ChatMessage
-from swarm.gateway.tools import CALLS_MAX, read_call_id, read_function_call, read_tools
+from swarm.gateway.template import CALLS_MAX, ChatMessage
+from swarm.gateway.tools import read_call_id, read_function_call, read_tools
 
 _TEXTS: Final = ("input_text", "output_text", "text")
 _SHOWN: Final = 40
@@ -49,7 +49,7 @@ _FIELDS: Final = {
 """Of an item of each type, beside its id, type and status."""
 
 
-class _ResponseBody(Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _ResponseBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     input: str | Annotated[list[Any], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
     instructions: str = ""
     max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)] | None = None

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from tests.soak.pages.browser import BROWSER, Page, open_page
+from tests.swarm.gateway.reading.thinking_models import TOOLS, model_of
 from tests.swarm.gateway.scripted import open_site
-from tests.swarm.gateway.test_thinking import model_of
-from tests.swarm.gateway.tool_models import CLOCK, HERMES, WEATHER, written
+from tests.swarm.gateway.tool_models import CLOCK, WEATHER, written
 
 pytestmark = [pytest.mark.process, pytest.mark.soak, pytest.mark.skipif(BROWSER is None, reason="no Chromium here")]
-TEMPLATE = HERMES.replace("message.content %}", "message.content.split('</think>')[-1] %}")
 EVIL = "<img src=x onerror=alert(1)>"
 THOUGHT = f"The user asks for the weather in **Köln**.\n\n{EVIL}\nI do not know it, so I shall ask the function for it."
 CITY = {"city": f"Köln {EVIL} and a name of a place that is so long that it has to be broken", "days": 3}
@@ -42,7 +41,7 @@ async def shown(page: Page, selector: str) -> Any:
 
 
 async def test_thinking_is_folded_and_calls_are_cards(tmp_path: Path) -> None:
-    model = model_of(TEMPLATE, f"<think>\n{THOUGHT}\n</think>\n\nLet me *look*.\n{CALLS}\0".encode())
+    model = model_of(TOOLS, f"<think>\n{THOUGHT}\n</think>\n\nLet me *look*.\n{CALLS}\0".encode())
     async with open_site(model) as site, open_page(f"http://127.0.0.1:{site.port}/", tmp_path / "profile") as page:
         await page.until("document.getElementById('model')?.textContent.includes('tokens of context')")
         await page.run(ADD_TOOLS)

@@ -5,26 +5,28 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import openai
 import pytest
 import trio
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
 
 from peer.errors import BarnraiseError
 from swarm.gateway.asks import read_chat
 from swarm.gateway.errors import ApiError
 from swarm.gateway.responses.request import read_response
+from tests.swarm.gateway.reading import thinking_models
+from tests.swarm.gateway.reading.thinking_models import model_of
 from tests.swarm.gateway.scripted import ScriptedModel, open_site
-from tests.swarm.gateway.test_thinking import TOOLS as THINKING_TOOLS
-from tests.swarm.gateway.test_thinking import model_of
 from tests.swarm.gateway.tool_models import ADD, CLOCK, HERMES, WEATHER, Calls, written
 
 PATH = "/v1/responses"
 TOOLS = [{"type": "function", "strict": False, **tool["function"]} for tool in (WEATHER, ADD, CLOCK)]
-EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+EVENTS: dict[str, Any] = {
+    get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
+}
+"""OpenAI's type of each event."""
 QUESTION = "How warm are Köln and Bonn together?"
 CITIES: Calls = [("get_weather", {"city": 'Köln "}]', "days": 1}), ("get_weather", {"city": "Bonn" * 100})]
 SUM: Calls = [("add", {"terms": [20, 1.5]})]
@@ -68,7 +70,7 @@ async def said(model: ScriptedModel, ask: dict[str, Any]) -> tuple[dict[str, Any
         name, data = block.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}" and event["sequence_number"] == number
-        assert EVENT.validate_json(json.dumps(event), strict=True).type == event["type"]
+        EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
         events.append(event)
     return whole, events
 
@@ -107,7 +109,7 @@ def dumped(item: Any) -> Any:
 @pytest.mark.process
 async def test_every_event_is_of_openais_types_and_thinking_is_an_item() -> None:
     call = written("hermes", [("clock", {})])
-    model = model_of(THINKING_TOOLS, f"<think>\nHm.\n</think>\n\nNow.\n{call}\nDone\0".encode())
+    model = model_of(thinking_models.TOOLS, f"<think>\nHm.\n</think>\n\nNow.\n{call}\nDone\0".encode())
     whole, events = await said(model, {"input": "Hi", "tools": TOOLS, "max_output_tokens": 900, "temperature": 0.5})
     assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "message"]
     assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm."}] and whole["store"] is False
@@ -149,7 +151,8 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
     model = ScriptedModel(b"He", BarnraiseError("a server is gone"))
     _, _, body = await _posted(model, {"input": "Hi", "stream": True})
     last = json.loads(body.decode().strip().split("\ndata: ")[-1])
-    assert EVENT.validate_python(last).type == "error" and "a server is gone" in last["message"]
+    EVENTS["error"].model_validate_json(json.dumps(last), strict=True)
+    assert last["type"] == "error" and "a server is gone" in last["message"]
     status, _, body = await _posted(model, {"input": "Hi"})
     assert status == 503 and body["error"]["code"] == "servers_failed"
 
@@ -221,6 +224,8 @@ def test_tools_and_parameters_are_those_of_a_chat() -> None:
     ask = read(tools=TOOLS, tool_choice=allowed, parallel_tool_calls=False, max_output_tokens=7, top_p=0.5, stream=True)
     assert ask.tools is not None and ask.tools.given == (ADD,) and not ask.tools.is_parallel
     assert (ask.count, ask.sampling.top_p, ask.n, ask.stream) == (7, 0.5, 1, True)
+    forced = read(tools=TOOLS, tool_choice={"type": "function", "name": "add"}).tools
+    assert forced is not None and forced.forced == ("add",) and len(forced.given) == 3
     assert read(tools=[]).count is None and read(tool_choice="none", tools=TOOLS).tools is None
 
 
@@ -251,7 +256,7 @@ def test_the_format_of_the_text_is_that_of_a_chat() -> None:
         ({"text": {"format": 3}}, "text", "send {'format'"),
         ({"tools": [{"type": "web_search"}]}, "tools", "tools[0] has the type 'web_search': send functions only"),
         ({"tools": [{"type": "function", "name": "a b"}]}, "tools", "tools[0].name is 'a b'"),
-        ({"tool_choice": "required", "tools": TOOLS}, "tool_choice", "send auto or none"),
+        ({"tool_choice": {"type": "function", "name": "f"}, "tools": TOOLS}, "tool_choice", "names 'f', not in tools"),
         ({"input": []}, "input", "correct it"),
         ({"input": [7]}, "input", "input[0] is no object"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input", "input[0] has the type 'item_reference'"),

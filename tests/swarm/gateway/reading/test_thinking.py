@@ -11,26 +11,13 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from peer.model.text.rules import TextRules
-from swarm.gateway.thinking import FORMATS, SPACE_CHARS_MAX, ThinkingFormat, ThoughtStream, thinking_of
-from tests.swarm.gateway.scripted import ScriptedModel, events_of, open_site
+from swarm.gateway.reading.thinking import FORMATS, SPACE_CHARS_MAX, ThinkingFormat, ThoughtStream, thinking_of
+from tests.swarm.gateway.reading.thinking_models import OPEN, QWEN3, TOOLS, model_of
+from tests.swarm.gateway.scripted import events_of, open_site
 from tests.swarm.gateway.tool_models import CLOCK, HERMES, MarkedText, written
 
 CHAT = "/v1/chat/completions"
 HELLO: dict[str, Any] = {"role": "user", "content": "Hello"}
-QWEN3 = """{%- for message in messages %}
-    {{- '<|im_start|>' + message.role + '\\n' }}
-    {%- if message.reasoning_content is string %}
-        {{- '<think>\\n' + message.reasoning_content.strip('\\n') + '\\n</think>\\n\\n' }}
-    {%- endif %}
-    {{- message.content.split('</think>')[-1].lstrip('\\n') + '<|im_end|>\\n' }}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
-"""
-"""In the shape of Qwen3's, whose answers begin with the tag."""
-OPEN = f"{QWEN3}{{{{- '<think>\\n' }}}}"
-"""In the shape of the templates of QwQ and DeepSeek-R1, which write the tag themselves."""
-TOOLS = HERMES.replace("message.content %}", "message.content.split('</think>')[-1] %}")
 THINK = FORMATS[0]
 Found = tuple[str, str]
 
@@ -95,13 +82,6 @@ def test_the_template_shows_the_tags() -> None:
 
 
 # -- over HTTP ---------------------------------------------------------------------------------------------------------
-
-
-def model_of(template: str, *script: Any) -> ScriptedModel:
-    """Return a model with this template whose tokens are bytes, of which 0 ends an answer."""
-    model = ScriptedModel(*script, text=TextRules(stops=(0,), chat_template=template))
-    model.manifest.model.max_seq_len = 10_000
-    return model
 
 
 def asked(port: int, stream: bool, **more: Any) -> tuple[str, str, str]:

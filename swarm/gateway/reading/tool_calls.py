@@ -10,7 +10,7 @@ import string
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.gateway.call_formats import CallFormat, Extent, Schemas
+from swarm.gateway.reading.call_formats import CallFormat, Extent, Schemas
 from swarm.inference.decoding import overlap
 
 CALLS_MAX: Final = 128
