@@ -173,6 +173,17 @@ async def test_an_answer_that_follows_a_grammar_is_content() -> None:
 
 
 @pytest.mark.process
+async def test_a_forced_call_comes_without_thinking() -> None:
+    model = model_of(f"{TOOLS}{{{{- '<think>\\n' }}}}", b'{"name": "clock", "arguments": {}}')
+    ask = {"model": "scripted", "messages": [HELLO], "tools": [CLOCK], "tool_choice": "required"}
+    async with open_site(model) as site:
+        _, _, body = await site.post(CHAT, ask)
+    message = body["choices"][0]["message"]
+    assert [one["function"]["name"] for one in message["tool_calls"]] == ["clock"]
+    assert message["content"] is None and "reasoning_content" not in message
+
+
+@pytest.mark.process
 async def test_stop_strings_end_thinking_and_log_probabilities_name_each_token_once() -> None:
     text = "<think>\nOne, two.\n</think>\n\nThree."
     ask = {"model": "scripted", "messages": [HELLO], "logprobs": True}
