@@ -107,8 +107,8 @@ def api(
         _add_key(key_file, new_key)
         return
     check_web_packages("peer api", metrics=False)
-    from swarm.gateway.call_formats import check_parser
     from swarm.gateway.limits import Quotas
+    from swarm.gateway.reading.call_formats import check_parser
     from swarm.web.listening import ListenAddress
     from swarm.web.origins import read_origin
 

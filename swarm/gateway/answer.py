@@ -8,7 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from swarm.gateway.tool_calls import CallStream, FoundPart, ToolCall
+from swarm.gateway.reading.thinking import ThoughtPiece, ThoughtStream
+from swarm.gateway.reading.tool_calls import CallStream, FoundPart, ToolCall
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
 from swarm.inference.messages import TokenDrawn
@@ -29,6 +30,8 @@ class AnswerPart:
     """In the last piece, why it is the last."""
     calls: tuple[ToolCall, ...] = ()
     """Calls of functions, behind the text."""
+    thought: str = ""
+    """What the model thinks, before the text."""
     words: Mapping[int, str] = field(default_factory=dict)
     """Where log-probabilities are reported, the text of each token that is named."""
 
@@ -43,17 +46,20 @@ class TextAnswer:
         stops: Sequence[str] = (),
         special: bool = False,
         calls: CallStream | None = None,
+        thinking: ThoughtStream | None = None,
     ) -> None:
         """`stops`: texts at which the answer ends, without them. `special`: show special tokens, too. `calls`: finds
-        calls of functions in the text."""
+        calls of functions in the text. `thinking`: finds thinking before the text."""
         self.text = ""
         self.tokens = 0
         """How many were drawn."""
+        self.thought_tokens = 0
+        """How many of them were thinking, tags included."""
         self._first_at = self._last_at = 0.0
         self._session, self._model_text = session, model.text
         self._stop_tokens, self._stops = frozenset(model.manifest.text.stops), tuple(stops)
         self._hidden = frozenset[int]() if special else model.special
-        self._calls = calls
+        self._calls, self._thinking = calls, thinking
 
     @property
     def route(self) -> Route:
@@ -79,7 +85,8 @@ class TextAnswer:
         Use it with `aclosing`.
         """
         before = [*self._session.tokens, *prompt]
-        stream = TextStream(self._model_text, self._stops, before, self._hidden, self._calls is not None)
+        is_read = self._calls is not None or self._thinking is not None
+        stream = TextStream(self._model_text, self._stops, before, self._hidden, is_read)
         waiting = list[TokenDrawn]()
         finish: Finish = "length"
         last = list[FoundPart]()
@@ -97,26 +104,47 @@ class TextAnswer:
                     finish, last = "stop", told
                     break
                 for one in told:
-                    yield AnswerPart(one.text, tuple(waiting), calls=one.calls)
+                    yield AnswerPart(one.text, tuple(waiting), calls=one.calls, thought=one.thought)
                     waiting.clear()
         last += self._told(await stream.finish(), stream)
+        if self._thinking is not None:
+            last += self._sorted(self._thinking.finish())
         if self._calls is not None:
             last += self._calls.finish()
         finish = "stop" if stream.stopped or self._session.is_complete else finish
         if finish == "stop" and self._calls is not None and self._calls.count:
             finish = "tool_calls"
         for one in last[:-1]:
-            yield AnswerPart(one.text, tuple(waiting), calls=one.calls)
+            yield AnswerPart(one.text, tuple(waiting), calls=one.calls, thought=one.thought)
             waiting.clear()
         end = last[-1] if last else FoundPart()
-        yield AnswerPart(end.text, tuple(waiting), finish, calls=end.calls)
+        yield AnswerPart(end.text, tuple(waiting), finish, calls=end.calls, thought=end.thought)
 
     def _told(self, text: str, stream: TextStream) -> list[FoundPart]:
         """Return what the last token has made certain. `text`: what it has in `stream`."""
         self.text = stream.text
-        if self._calls is None:
-            return [FoundPart(text)] if text else []
-        return [told for piece, is_shown in stream.pieces for told in self._calls.push(piece, is_shown)]
+        if self._thinking is None:
+            if self._calls is None:
+                return [FoundPart(text)] if text else []
+            return self._sorted([ThoughtPiece(piece, is_shown=is_shown) for piece, is_shown in stream.pieces])
+        was_thinking, found = self._thinking.is_thinking, list[ThoughtPiece]()
+        for piece, is_shown in stream.pieces:
+            found += self._thinking.push(piece, is_shown)
+        if was_thinking or self._thinking.is_thinking or any(one.is_thought for one in found):
+            self.thought_tokens = self.tokens
+        return self._sorted(found)
+
+    def _sorted(self, pieces: Sequence[ThoughtPiece]) -> list[FoundPart]:
+        """Return pieces as thinking, text and calls."""
+        found = list[FoundPart]()
+        for one in pieces:
+            if one.is_thought:
+                found.append(FoundPart(thought=one.text))
+            elif self._calls is not None:
+                found += self._calls.push(one.text, one.is_shown)
+            elif one.is_shown:
+                found.append(FoundPart(one.text))
+        return found
 
 
 def end_session(model: ModelClient, session: RemoteSession) -> None:

@@ -5,6 +5,7 @@
     GET  /v1/models               the model
     POST /v1/chat/completions     an answer to a conversation
     POST /v1/completions          the continuation of a text
+    POST /v1/responses            an answer to a conversation, as items
 
 Without a key only a machine's own programs may ask, and a page of another site is not one of them: requests must name
 this machine as their host, and their body as JSON, which a browser sends across sites only after asking for leave. That
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -36,7 +38,9 @@ from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import IGNORED_HEADER
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.openai import AnswerFormat, Kind
-from swarm.gateway.respond import ROUTE_HEADER, ClientGone, Connection, Responder, read_body
+from swarm.gateway.respond import ROUTE_HEADER, ClientGone, Connection, Responder, ResponseWriter, read_body
+from swarm.gateway.responses.events import ResponseFormat
+from swarm.gateway.responses.request import read_response
 from swarm.gateway.template import ChatTemplate
 from swarm.inference.client import ModelClient
 from swarm.inference.route import uncovered
@@ -72,12 +76,17 @@ class Gateway:
 
 
 class GenerationEndpoint:
-    """One of the two paths that generate."""
+    """One of the paths that generate."""
 
     def __init__(
-        self, gateway: Gateway, kind: Kind, read: Callable[[bytes], GenerationAsk], slots: trio.CapacityLimiter
-    ):
-        self._gateway, self._kind, self._read, self._slots = gateway, kind, read, slots
+        self,
+        gateway: Gateway,
+        read: Callable[[bytes], GenerationAsk],
+        form: Callable[[GenerationAsk, ModelClient], ResponseWriter],
+        slots: trio.CapacityLimiter,
+    ) -> None:
+        """`read`: the body. `form`: returns what writes the response of a model."""
+        self._gateway, self._read, self._form, self._slots = gateway, read, form, slots
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope)
@@ -94,10 +103,13 @@ class GenerationEndpoint:
     async def _answer(self, ask: GenerationAsk, connection: Connection) -> None:
         model = _named(self._gateway.model, ask.model)
         answers = await prepare(model, self._gateway.template, ask)
-        hidden = frozenset[int]() if ask.special else model.special
-        form = AnswerFormat(self._kind, model.name, model.text.is_bytes, ask.logprobs, hidden)
-        responder = Responder(answers, form, connection, model.client.host.events)
-        await responder.run(self._slots, stream=ask.stream, include_usage=ask.include_usage)
+        responder = Responder(answers, self._form(ask, model), connection, model.client.host.events)
+        await responder.run(self._slots, stream=ask.stream)
+
+
+def _form(kind: Kind, ask: GenerationAsk, model: ModelClient) -> ResponseWriter:
+    hidden = frozenset[int]() if ask.special else model.special
+    return AnswerFormat(kind, model.name, model.text.is_bytes, ask.logprobs, hidden, ask.include_usage)
 
 
 def gateway_app(gateway: Gateway) -> Starlette:
@@ -119,12 +131,18 @@ def gateway_app(gateway: Gateway) -> Starlette:
         body = {"status": "blocks are missing" if missing else "ok", "missing": missing}
         return JSONResponse(body, 503 if missing else 200, {"Cache-Control": "no-store"})
 
+    def generation(
+        read: Callable[[bytes], GenerationAsk], form: Callable[[GenerationAsk, ModelClient], ResponseWriter]
+    ) -> GenerationEndpoint:
+        return GenerationEndpoint(gateway, read, form, slots)
+
     routes = [
         Route("/healthz", health),
         Route("/v1/models", list_models),
         Route("/v1/models/{name:path}", show_model),
-        Route("/v1/chat/completions", GenerationEndpoint(gateway, "chat", read_chat, slots), methods=["POST"]),
-        Route("/v1/completions", GenerationEndpoint(gateway, "text", read_completion, slots), methods=["POST"]),
+        Route("/v1/chat/completions", generation(read_chat, partial(_form, "chat")), methods=["POST"]),
+        Route("/v1/completions", generation(read_completion, partial(_form, "text")), methods=["POST"]),
+        Route("/v1/responses", generation(read_response, ResponseFormat), methods=["POST"]),
         *page_routes(_PAGE),
     ]
     handlers = {ApiError: _refuse, HTTPException: _refuse_path, 500: _fail}

@@ -6,7 +6,8 @@ A parameter that is null counts as absent. The response lists the parameters tha
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, TypeVar
 
 import msgspec
@@ -16,7 +17,7 @@ from peer.ipc.grammar_messages import Grammar
 from peer.ipc.sampling_options import BIASES_MAX, LIKELIEST_MAX, SEED_MAX, TOKENS_MAX, Sampling, TokenBias, new_seed
 from peer.plain_text import plain
 from swarm.gateway.errors import ApiError
-from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED_IN_MESSAGES, Unsupported, without_ignored
+from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED, REFUSED_IN_MESSAGES, Unsupported, without_ignored
 from swarm.gateway.response_format import read_format
 from swarm.gateway.template import ChatMessage
 from swarm.gateway.tools import Tools, read_call_id, read_calls, read_tools
@@ -39,8 +40,10 @@ _Biases = Annotated[dict[str, Annotated[float, msgspec.Meta(ge=-100.0, le=100.0)
 _TOKEN_ID: Final = re.compile("0|[1-9][0-9]{0,7}")
 _Token = Annotated[int, msgspec.Meta(ge=0, lt=1 << 24)]
 
-_ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
-_MORE_FIELDS: Final = {"assistant": ("tool_calls",), "tool": ("tool_call_id", "name")}
+ROLES: Final = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+THOUGHT: Final = "reasoning_content"
+"""The field of a message that has what the model thought, as DeepSeek, vLLM and llama.cpp name it."""
+_MORE_FIELDS: Final = {"assistant": ("tool_calls", THOUGHT), "tool": ("tool_call_id", "name")}
 """Of a message, beside role and content."""
 
 
@@ -50,7 +53,9 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_usage: bool = False
 
 
-class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class GenerationBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Parameters that every request may have."""
+
     model: str
     max_tokens: _Count | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0.0, le=_TEMPERATURE_MAX)] = 1.0
@@ -72,7 +77,7 @@ class _Body(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     """As vLLM has it: whether special tokens are left out of the text of an answer."""
 
 
-class _ChatBody(_Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
     max_completion_tokens: _Count | None = None
     logprobs: bool = False
@@ -82,13 +87,13 @@ class _ChatBody(_Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
     parallel_tool_calls: bool = True
 
 
-class _TextBody(_Body, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class _TextBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     prompt: str | Annotated[list[str | _Token | list[_Token]], msgspec.Meta(min_length=1)]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
 
 
 Prompt = str | tuple[int, ...]
-_BodyT = TypeVar("_BodyT", bound=_Body)
+_BodyT = TypeVar("_BodyT", bound=GenerationBody)
 
 
 @dataclass(frozen=True)
@@ -118,11 +123,13 @@ class GenerationAsk:
     """Of a completion."""
     tools: Tools | None = None
     """What the model may call; None for nothing."""
+    repeated: Mapping[str, Any] = field(default_factory=dict)
+    """Parameters of a response that its answer repeats."""
 
 
 def read_chat(body: bytes) -> GenerationAsk:
     """Read the body of a chat completion. Raises ApiError."""
-    read, ignored = _convert(body, _ChatBody)
+    read, ignored = read_parameters(read_object(body), _ChatBody)
     if read.max_tokens and read.max_completion_tokens and read.max_tokens != read.max_completion_tokens:
         raise _wrong("max_tokens", "max_tokens and max_completion_tokens differ: send one of them")
     if read.top_logprobs and not read.logprobs:
@@ -132,33 +139,37 @@ def read_chat(body: bytes) -> GenerationAsk:
     called: dict[str, str] = {}
     for index, message in enumerate(read.messages):
         messages.append(_message(index, message, called, inside))
-    ask = _ask(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
-    if tools is not None and ask.grammar is not None:
-        raise _wrong(
-            "response_format", "response_format allows no call of tools: send it without them, or tool_choice none"
-        )
-    return replace(ask, messages=tuple(messages), ignored=(*ignored, *inside), tools=tools)
+    ask = ask_of(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
+    return replace(offering(ask, tools), messages=tuple(messages), ignored=(*ignored, *inside))
 
 
 def read_completion(body: bytes) -> GenerationAsk:
     """Read the body of a text completion. Raises ApiError."""
-    read, ignored = _convert(body, _TextBody)
+    read, ignored = read_parameters(read_object(body), _TextBody)
     prompts = _prompts(read.prompt)
     if len(prompts) * read.n > ANSWERS_MAX:
         raise _wrong("n", f"{len(prompts)} prompts with n={read.n} are more than {ANSWERS_MAX} answers: send fewer")
-    ask = _ask(read, read.max_tokens or TEXT_TOKENS, read.logprobs)
+    ask = ask_of(read, read.max_tokens or TEXT_TOKENS, read.logprobs)
     return replace(ask, prompts=prompts, ignored=ignored)
 
 
-def _convert(body: bytes, kind: type[_BodyT]) -> tuple[_BodyT, tuple[str, ...]]:
-    """Return a body, and the names of the parameters in it that are ignored. Raises ApiError."""
+def read_object(body: bytes) -> dict[str, Any]:
+    """Return the JSON object of a body. Raises ApiError."""
     try:
         content = msgspec.json.decode(body)
     except MALFORMED as error:
         raise ApiError(400, f"the body is no JSON ({told(error)}): send a JSON object") from error
     if not isinstance(content, dict):
         raise ApiError(400, "the body is no JSON object: send one")
-    given, ignored = _split(content, kind)
+    return content
+
+
+def read_parameters(
+    content: dict[str, Any], kind: type[_BodyT], refused: Mapping[str, tuple[Any, ...]] = REFUSED
+) -> tuple[_BodyT, tuple[str, ...]]:
+    """Return the parameters of a request, and the names of those that are ignored. `refused`: parameters that are not
+    supported, each with the values that change nothing. Raises ApiError."""
+    given, ignored = _split(content, kind, refused=refused)
     if isinstance(options := given.get("stream_options"), dict):
         given["stream_options"], more = _split(options, StreamOptions, "stream_options")
         ignored += more
@@ -173,11 +184,16 @@ def _convert(body: bytes, kind: type[_BodyT]) -> tuple[_BodyT, tuple[str, ...]]:
     return read, tuple(ignored)
 
 
-def _split(content: dict[str, Any], kind: type[msgspec.Struct], inside: str = "") -> tuple[dict[str, Any], list[str]]:
+def _split(
+    content: dict[str, Any],
+    kind: type[msgspec.Struct],
+    inside: str = "",
+    refused: Mapping[str, tuple[Any, ...]] = REFUSED,
+) -> tuple[dict[str, Any], list[str]]:
     """Return the parameters of `kind`, and the names of the others, which are ignored. `inside`: the parameter that has
     these."""
     try:
-        given, ignored = without_ignored(content, kind.__struct_fields__)
+        given, ignored = without_ignored(content, kind.__struct_fields__, refused)
     except Unsupported as error:
         name = f"{inside}.{error}" if inside else str(error)
         message = f"{plain(name, NAME_CHARS_MAX)} is not supported by this server: leave it out"
@@ -185,7 +201,8 @@ def _split(content: dict[str, Any], kind: type[msgspec.Struct], inside: str = ""
     return given, [f"{inside}.{name}" if inside else name for name in ignored]
 
 
-def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
+def ask_of(body: GenerationBody, count: int | None, logprobs: int | None) -> GenerationAsk:
+    """Return what these parameters ask for. `count`, `logprobs`: as `GenerationAsk` has them. Raises ApiError."""
     sampling = Sampling(
         temperature=body.temperature,
         top_k=max(0, body.top_k),
@@ -212,6 +229,15 @@ def _ask(body: _Body, count: int | None, logprobs: int | None) -> GenerationAsk:
     )
 
 
+def offering(ask: GenerationAsk, tools: Tools | None) -> GenerationAsk:
+    """Return the same with what the model may call. Raises ApiError where its answer must follow a grammar."""
+    if tools is not None and ask.grammar is not None:
+        raise _wrong(
+            "response_format", "response_format allows no call of tools: send it without them, or tool_choice none"
+        )
+    return replace(ask, tools=tools)
+
+
 def _biases(given: dict[str, float]) -> tuple[TokenBias, ...]:
     for name in given:
         if not _TOKEN_ID.fullmatch(name) or int(name) >= TOKENS_MAX:
@@ -232,34 +258,35 @@ def _message(index: int, message: dict[str, Any], called: dict[str, str], inside
         refused = f"{place}.{error} is not supported by this server: leave it out"
         raise _wrong("messages", refused, "unsupported_parameter") from error
     inside.update(dict.fromkeys(f"messages.{name}" for name in ignored))
-    if not isinstance(role, str) or role not in _ROLES:
-        raise _wrong("messages", f"{place}.role is not one of {', '.join(_ROLES)}: choose one of them")
+    if not isinstance(role, str) or role not in ROLES:
+        raise _wrong("messages", f"{place}.role is not one of {', '.join(ROLES)}: choose one of them")
     content = kept.get("content")
     calls = read_calls(place, kept.get("tool_calls", []), inside)
+    thought = kept.get(THOUGHT, "")
+    if not isinstance(thought, str):
+        raise _wrong("messages", f"{place}.{THOUGHT} is no text: send a string")
     called.update((call.id, call.name) for call in calls)
     if content is None and role == "assistant":
         content = ""  # of only calls, or a refusal; many templates take no null
     if role != "tool":
-        return ChatMessage(_ROLES[role], _content(place, content), calls)
+        return ChatMessage(ROLES[role], read_text(f"{place}.content", content), calls, thought=thought)
     id = read_call_id(f"{place}.tool_call_id", kept.get("tool_call_id"))
     if id not in called:
         raise _wrong("messages", f"{place}.tool_call_id is that of no call before it: send the call, too")
-    return ChatMessage(role, _content(place, content), tool_call_id=id, name=called[id])
+    return ChatMessage(role, read_text(f"{place}.content", content), tool_call_id=id, name=called[id])
 
 
-def _content(place: str, content: Any) -> str:
-    """Return the text of a message: a string, or parts that are text."""
+def read_text(place: str, content: Any, param: str = "messages", kinds: Sequence[str] = ("text",)) -> str:
+    """Return the text of a message: a string, or parts that are text. `kinds`: the types of these. Raises ApiError."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise _wrong("messages", f"{place}.content is no text: send a string, or a list of text parts")
+        raise _wrong(param, f"{place} is no text: send a string, or a list of text parts")
     texts = list[str]()
     for part in content:
-        if not isinstance(part, dict) or part.get("type") != "text" or not isinstance(part.get("text"), str):
+        if not isinstance(part, dict) or part.get("type") not in kinds or not isinstance(part.get("text"), str):
             kind = part.get("type") if isinstance(part, dict) else part
-            raise _wrong(
-                "messages", f"{place}.content has a part of type {str(kind)[:40]!r}: send text", "unsupported_parameter"
-            )
+            raise _wrong(param, f"{place} has a part of type {str(kind)[:40]!r}: send text", "unsupported_parameter")
         texts.append(part["text"])
     return "".join(texts)
 

@@ -15,11 +15,12 @@ from peer.errors import BarnraiseError
 from peer.ipc.sampling_options import SEED_MAX
 from swarm.gateway.answer import AnswerPart, TextAnswer, end_session
 from swarm.gateway.asks import CHAT_TOKENS, GenerationAsk, Prompt
-from swarm.gateway.call_formats import CallFormat
 from swarm.gateway.errors import ApiError, as_api_error
 from swarm.gateway.forced_calls import ForcedCalls, forced_calls
+from swarm.gateway.reading.call_formats import CallFormat
+from swarm.gateway.reading.thinking import ThinkingFormat, ThoughtStream
+from swarm.gateway.reading.tool_calls import CallStream
 from swarm.gateway.template import ChatTemplate
-from swarm.gateway.tool_calls import CallStream
 from swarm.inference.client import ModelClient
 from swarm.inference.route import Route
 
@@ -39,6 +40,29 @@ class EncodedPrompt:
     count: int
 
 
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one request."""
+
+    prompt: int
+    drawn: int
+    thought: int
+    """How many of the drawn ones were thinking."""
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """The form of the answers, as far as a model's template shows it."""
+
+    calls: CallFormat | None = None
+    """None for no calls."""
+    forced: ForcedCalls | None = None
+    """What makes each answer a call."""
+    thinking: ThinkingFormat | None = None
+    is_thinking: bool = False
+    """Whether an answer begins inside its thinking."""
+
+
 class Answers:
     """The answers to one request: `n` to the first prompt, then to the next."""
 
@@ -48,12 +72,10 @@ class Answers:
         ask: GenerationAsk,
         prompts: Sequence[EncodedPrompt],
         stops: Sequence[str],
-        form: CallFormat | None = None,
-        forced: ForcedCalls | None = None,
+        form: AnswerForm = AnswerForm(),
     ) -> None:
-        """`form`: of the calls in the answers; None for none. `forced`: what makes each answer a call."""
         self._model, self._ask, self._prompts, self._stops = model, ask, tuple(prompts), tuple(stops)
-        self._form, self._forced = form, forced
+        self._form = form
         self._started: dict[int, TextAnswer] = {}
 
     @property
@@ -66,13 +88,14 @@ class Answers:
         return self._ask.ignored
 
     @property
-    def prompt_tokens(self) -> int:
-        return sum(len(prompt.ids) for prompt in self._prompts)
-
-    @property
-    def tokens(self) -> int:
-        """How many were drawn so far."""
-        return sum(answer.tokens for answer in self._started.values())
+    def usage(self) -> Usage:
+        """What was used so far."""
+        started = self._started.values()
+        return Usage(
+            sum(len(prompt.ids) for prompt in self._prompts),
+            sum(answer.tokens for answer in started),
+            sum(answer.thought_tokens for answer in started),
+        )
 
     @property
     def route(self) -> Route:
@@ -94,27 +117,33 @@ class Answers:
         prompt, asked = self._prompts[number], self._ask.sampling
         sampling = msgspec.structs.replace(asked, seed=(asked.seed + nth) % (SEED_MAX + 1))
         async with out, slots:
-            grammar = self._ask.grammar if self._forced is None else self._forced.grammar
+            forced = self._form.forced
+            grammar = self._ask.grammar if forced is None else forced.grammar
             session = self._model.session(sampling, grammar=grammar)
-            answer = TextAnswer(session, self._model, self._stops, self._ask.special, self._calls())
+            special, thinking = self._ask.special, self._thinking()
+            answer = TextAnswer(session, self._model, self._stops, special, self._calls(), thinking)
             self._started[index] = answer
             try:
                 async with aclosing(answer.parts(prompt.ids, prompt.count)) as parts:
                     async for part in parts:
                         await out.send((index, await self._worded(part)))
             except BarnraiseError as error:
-                await out.send(as_api_error(error, grammar_of="tools" if self._forced else "response_format"))
+                await out.send(as_api_error(error, grammar_of="tools" if forced else "response_format"))
             finally:
                 end_session(self._model, session)
 
     def _calls(self) -> CallStream | None:
         tools = self._ask.tools
-        if self._form is None or tools is None:
+        if self._form.calls is None or tools is None:
             return None
-        stream = CallStream(self._form, tools.parameters, tools.is_parallel)
-        if self._forced is not None:
-            stream.push(self._forced.begin)
+        stream = CallStream(self._form.calls, tools.parameters, tools.is_parallel)
+        if self._form.forced is not None:
+            stream.push(self._form.forced.begin)
         return stream
+
+    def _thinking(self) -> ThoughtStream | None:
+        form = self._form
+        return ThoughtStream(form.thinking, form.is_thinking) if form.thinking else None
 
     async def _worded(self, part: AnswerPart) -> AnswerPart:
         """Return a part with the text of the tokens that it names."""
@@ -134,17 +163,20 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
             code="invalid_value",
             param="logit_bias",
         )
-    form, forced = None, None
+    form, forced = AnswerForm(), None
     if ask.messages:
         try:
-            form = template.form if ask.tools else None
+            calls = template.form if ask.tools else None
             tools = ask.tools.given if ask.tools else ()
-            if form is not None and ask.tools is not None and ask.tools.forced:
-                forced = forced_calls(form, ask.tools)
-            text = await template.render(ask.messages, tools)
-            prompts: tuple[Prompt, ...] = (text + ("" if forced is None else forced.begin),)
+            if calls is not None and ask.tools is not None and ask.tools.forced:
+                forced = forced_calls(calls, ask.tools)
+            prompt = await template.render(ask.messages, tools)
         except BarnraiseError as error:
             raise as_api_error(error) from error
+        prompts: tuple[Prompt, ...] = (prompt + ("" if forced is None else forced.begin),)
+        is_free = forced is None and ask.grammar is None  # a grammar leaves no room for thinking
+        thinking = template.thinking if is_free else None
+        form = AnswerForm(calls, forced, thinking, thinking is not None and thinking.is_open(prompt))
         stops, special = (*ask.stops, *template.stops), template.is_plain
     else:
         prompts, stops, special = ask.prompts, ask.stops, True
@@ -152,7 +184,7 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
         encoded = [_fitted(model, await _encode(model, prompt, special), ask.count) for prompt in prompts]
     except BarnraiseError as error:
         raise as_api_error(error) from error
-    return Answers(model, ask, encoded, stops, form, forced)
+    return Answers(model, ask, encoded, stops, form)
 
 
 async def _encode(model: ModelClient, prompt: Prompt, special: bool) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from peer.ipc.grammar_messages import Grammar
-from swarm.gateway.call_formats import CallFormat
 from swarm.gateway.errors import ApiError
+from swarm.gateway.reading.call_formats import CallFormat
 from swarm.gateway.response_format import schema_grammar
 from swarm.gateway.tools import Tools
 

@@ -7,29 +7,42 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Literal
 
+import msgspec
+
 from swarm.gateway.answer import AnswerPart, Finish
-from swarm.gateway.tool_calls import ToolCall
+from swarm.gateway.asks import THOUGHT
+from swarm.gateway.choices import Usage
+from swarm.gateway.errors import ApiError
+from swarm.gateway.reading.tool_calls import ToolCall
 from swarm.inference.messages import TokenDrawn
 
 Kind = Literal["chat", "text"]
 Words = Mapping[int, str]
 _ID_BYTES: Final = 12
 _OBJECTS: Final = {"chat": ("chat.completion", "chat.completion.chunk"), "text": ("text_completion", "text_completion")}
-_PIECE_CHARS: Final = 256
+PIECE_CHARS: Final = 256
 """Of a call's arguments, in one chunk of a stream."""
 _UNFINISHED: Final = "\ufffd"
-DONE: Final = b"data: [DONE]\n\n"
 
 
 class AnswerFormat:
     """The format of the answers to one request. `is_bytes`: a token is a byte. `logprobs`: how many of the likeliest
-    tokens are reported; None: none. `hidden`: tokens that are not in the text."""
+    tokens are reported; None: none. `hidden`: tokens that are not in the text. `has_usage`: a stream ends with the
+    usage."""
+
+    last: Final = b"data: [DONE]\n\n"
 
     def __init__(
-        self, kind: Kind, model: str, is_bytes: bool, logprobs: int | None, hidden: Collection[int] = ()
+        self,
+        kind: Kind,
+        model: str,
+        is_bytes: bool,
+        logprobs: int | None,
+        hidden: Collection[int] = (),
+        has_usage: bool = False,
     ) -> None:
         self._kind: Kind = kind
-        self._is_bytes, self._logprobs, self._hidden = is_bytes, logprobs, hidden
+        self._is_bytes, self._logprobs, self._hidden, self._has_usage = is_bytes, logprobs, hidden, has_usage
         self._lengths: dict[int, int] = {}  # of each choice's text so far
         self._calls: dict[int, int] = {}  # how many each choice has had
         self._frame = {
@@ -38,11 +51,11 @@ class AnswerFormat:
             "model": model,
         }
 
-    def first_chunk(self, index: int) -> dict[str, Any] | None:
+    def begin(self, index: int) -> list[dict[str, Any]]:
         """Return the chunk that begins a choice, if there is one."""
         if self._kind == "text":
-            return None
-        return self._chunk([_chat_choice(index, "delta", {"role": "assistant", "content": ""}, None, None)])
+            return []
+        return [self._chunk([_chat_choice(index, "delta", {"role": "assistant", "content": ""}, None, None)])]
 
     def chunks(self, index: int, part: AnswerPart) -> list[dict[str, Any]]:
         """Return the chunks of a part. A chat's last chunk says only why the answer ends."""
@@ -50,6 +63,9 @@ class AnswerFormat:
         if self._kind == "text":
             return [self._chunk([_text_choice(index, part.text, told, part.finish)])]
         found = list[dict[str, Any]]()
+        if part.thought:
+            found.append(self._chunk([_chat_choice(index, "delta", {THOUGHT: part.thought}, told, None)]))
+            told = None
         if part.text or (part.drawn and told is not None):
             found.append(self._chunk([_chat_choice(index, "delta", {"content": part.text}, told, None)]))
         for call in part.calls:
@@ -62,13 +78,21 @@ class AnswerFormat:
             found.append(self._chunk([_chat_choice(index, "delta", {}, None, part.finish)]))
         return found
 
-    def usage_chunk(self, usage: dict[str, Any]) -> dict[str, Any]:
-        return {**self._chunk([]), "usage": usage}
+    def end(self, usage: Usage, extras: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the chunk that tells the usage, if it is wanted."""
+        return [{**self._chunk([]), "usage": _used(usage), **extras}] if self._has_usage else []
 
-    def whole(self, answers: Sequence[Sequence[AnswerPart]], usage: dict[str, Any]) -> dict[str, Any]:
+    def error(self, error: ApiError) -> dict[str, Any]:
+        return error.body
+
+    def encode(self, event: dict[str, Any]) -> bytes:
+        return b"data: " + msgspec.json.encode(event) + b"\n\n"
+
+    def whole(self, answers: Sequence[Sequence[AnswerPart]], usage: Usage, extras: dict[str, Any]) -> dict[str, Any]:
         """Return the whole response, of the parts of each answer."""
         choices = [self._choice(index, parts) for index, parts in enumerate(answers)]
-        return {**self._frame, "object": _OBJECTS[self._kind][0], "choices": choices, "usage": usage}
+        name = _OBJECTS[self._kind][0]
+        return {**self._frame, "object": name, "choices": choices, "usage": _used(usage), **extras}
 
     def _choice(self, index: int, parts: Sequence[AnswerPart]) -> dict[str, Any]:
         text = "".join(part.text for part in parts)
@@ -78,13 +102,16 @@ class AnswerFormat:
         if self._kind == "text":
             return _text_choice(index, text, told, finish)
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if thought := "".join(part.thought for part in parts):
+            message |= {"content": text or None, THOUGHT: thought}
         calls = [_call(call) for part in parts for call in part.calls]
         if calls:
             message |= {"content": text or None, "tool_calls": calls}
         return _chat_choice(index, "message", message, told, finish)
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._frame, "object": _OBJECTS[self._kind][1], "choices": choices}
+        chunk = {**self._frame, "object": _OBJECTS[self._kind][1], "choices": choices}
+        return chunk | ({"usage": None} if self._has_usage else {})
 
     # -- log-probabilities ---------------------------------------------------------------------------------------------
 
@@ -142,13 +169,14 @@ def _call_deltas(number: int, call: ToolCall) -> list[dict[str, Any]]:
     """Return a call as a stream has it: first its name, then its arguments in pieces."""
     begin = {"index": number, **_call(call)}
     begin["function"] = {"name": call.name, "arguments": ""}
-    pieces = [call.arguments[at : at + _PIECE_CHARS] for at in range(0, len(call.arguments), _PIECE_CHARS)]
+    pieces = [call.arguments[at : at + PIECE_CHARS] for at in range(0, len(call.arguments), PIECE_CHARS)]
     return [begin, *({"index": number, "function": {"arguments": piece}} for piece in pieces)]
 
 
-def usage_of(prompt_tokens: int, tokens: int) -> dict[str, Any]:
-    """Return what a request used."""
-    return {"prompt_tokens": prompt_tokens, "completion_tokens": tokens, "total_tokens": prompt_tokens + tokens}
+def _used(usage: Usage) -> dict[str, Any]:
+    total = usage.prompt + usage.drawn
+    used = {"prompt_tokens": usage.prompt, "completion_tokens": usage.drawn, "total_tokens": total}
+    return used | ({"completion_tokens_details": {"reasoning_tokens": usage.thought}} if usage.thought else {})
 
 
 def _chat_choice(

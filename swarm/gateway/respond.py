@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 import trio
@@ -17,11 +17,10 @@ from starlette.types import Message, Receive, Send
 
 from peer.events import EventLog
 from swarm.gateway.answer import AnswerPart, route_text
-from swarm.gateway.choices import Answers, Told
+from swarm.gateway.choices import Answers, Told, Usage
 from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import ignored_header, ignored_text
 from swarm.gateway.limits import BODY_BYTES_MAX
-from swarm.gateway.openai import DONE, AnswerFormat, usage_of
 from swarm.web.listening import ENDING_S
 
 BODY_S: Final = 10.0
@@ -94,10 +93,36 @@ class Connection:
             pass
 
 
+class ResponseWriter(Protocol):
+    """The JSON of one response: whole, or as the events of a stream. `extras` are fields of Barnraise's own."""
+
+    def whole(self, answers: Sequence[Sequence[AnswerPart]], usage: Usage, extras: dict[str, Any]) -> dict[str, Any]:
+        """Return the response, of the parts of each answer."""
+
+    def begin(self, index: int) -> list[dict[str, Any]]:
+        """Return the events before the first part of an answer."""
+
+    def chunks(self, index: int, part: AnswerPart) -> list[dict[str, Any]]:
+        """Return the events of a part."""
+
+    def end(self, usage: Usage, extras: dict[str, Any]) -> list[dict[str, Any]]:
+        """Return the events behind all answers."""
+
+    def error(self, error: ApiError) -> dict[str, Any]:
+        """Return the event that ends a stream early."""
+
+    def encode(self, event: dict[str, Any]) -> bytes:
+        """Return an event as a stream has it."""
+
+    @property
+    def last(self) -> bytes:
+        """What ends a stream that is whole."""
+
+
 class Responder:
     """Answers one request."""
 
-    def __init__(self, answers: Answers, form: AnswerFormat, connection: Connection, events: EventLog) -> None:
+    def __init__(self, answers: Answers, form: ResponseWriter, connection: Connection, events: EventLog) -> None:
         self._answers, self._format, self._connection, self._events = answers, form, connection, events
         self._ended = DISCONNECTED
         self._begun = set[int]()
@@ -105,7 +130,7 @@ class Responder:
         self._is_gone = self._is_starting = False
         """Whether the client is gone; whether the head of a stream is being sent."""
 
-    async def run(self, slots: trio.CapacityLimiter, *, stream: bool, include_usage: bool) -> None:
+    async def run(self, slots: trio.CapacityLimiter, *, stream: bool) -> None:
         """Generate and send. Returns early if the client goes away."""
         began = time.monotonic()
         outgoing, incoming = trio.open_memory_channel[Told](0)
@@ -114,7 +139,7 @@ class Responder:
                 nursery.start_soon(self._watch, nursery.cancel_scope)
                 nursery.start_soon(self._answers.run, slots, outgoing)
                 if stream:
-                    await self._stream(incoming, include_usage)
+                    await self._stream(incoming)
                 else:
                     await self._whole(incoming)
                 nursery.cancel_scope.cancel()
@@ -127,8 +152,8 @@ class Responder:
                 ended=self._ended,
                 seconds=round(time.monotonic() - began, 4),
                 answers=self._answers.count,
-                prompt_tokens=self._answers.prompt_tokens,
-                tokens=self._answers.tokens,
+                prompt_tokens=self._answers.usage.prompt,
+                tokens=self._answers.usage.drawn,
                 failovers=self._answers.failovers,
                 ignored=ignored_text(self._answers.ignored),
             )
@@ -148,10 +173,10 @@ class Responder:
                 return
             parts[told[0]].append(told[1])
         self._ended = "done"
-        body = {**self._format.whole(parts, self._usage()), **self._extras()}
+        body = self._format.whole(parts, self._answers.usage, self._extras())
         await self._connection.json(200, body, self._headers())
 
-    async def _stream(self, incoming: trio.MemoryReceiveChannel[Told], include_usage: bool) -> None:
+    async def _stream(self, incoming: trio.MemoryReceiveChannel[Told]) -> None:
         """Send parts as they come. The head waits for the first one: until then an error has a status of its own."""
         begun = self._begun
         async for told in incoming:
@@ -163,17 +188,16 @@ class Responder:
                 await self._connection.start(200, "text/event-stream", self._headers())
                 self._is_starting = False
             index, part = told
-            chunks = self._format.chunks(index, part)
-            if index not in begun and (first := self._format.first_chunk(index)) is not None:
-                chunks.insert(0, first)
+            first = [] if index in begun else self._format.begin(index)  # before the chunks, as events are numbered
             begun.add(index)
-            if include_usage:
-                chunks = [{**chunk, "usage": None} for chunk in chunks]
-            if not await self._connection.body(b"".join(map(_event, chunks)), more=True):
+            if not await self._connection.body(self._encoded([*first, *self._format.chunks(index, part)]), more=True):
                 return
         self._ended = "done"
-        last = _event({**self._format.usage_chunk(self._usage()), **self._extras()}) if include_usage else b""
-        await self._connection.body(last + DONE)
+        last = self._format.end(self._answers.usage, self._extras())
+        await self._connection.body(self._encoded(last) + self._format.last)
+
+    def _encoded(self, events: Sequence[dict[str, Any]]) -> bytes:
+        return b"".join(map(self._format.encode, events))
 
     async def _stop(self) -> None:
         """Send an error, as this process is about to end: the answer stays without its end."""
@@ -184,19 +208,12 @@ class Responder:
     async def _fail(self, error: ApiError) -> None:
         self._ended = error.code or "error"
         if self._begun:
-            await self._connection.body(_event(error.body))
+            await self._connection.body(self._format.encode(self._format.error(error)))
         else:
             await self._connection.json(error.status, error.body, error.headers)
-
-    def _usage(self) -> dict[str, Any]:
-        return usage_of(self._answers.prompt_tokens, self._answers.tokens)
 
     def _headers(self) -> dict[str, str]:
         return {ROUTE_HEADER: route_text(self._answers.route), **ignored_header(self._answers.ignored)}
 
     def _extras(self) -> dict[str, Any]:
         return {"barnraise": {"route": route_text(self._answers.route), "failovers": self._answers.failovers}}
-
-
-def _event(value: dict[str, Any]) -> bytes:
-    return b"data: " + msgspec.json.encode(value) + b"\n\n"

@@ -22,7 +22,8 @@ from peer.ipc.text_messages import RenderChat, RenderedChat
 from peer.model.text.rules import TextRules
 from peer.plain_text import plain
 from peer.worker.text_client import TextProcess, open_template_process, sound
-from swarm.gateway.call_formats import AUTO, CallFormat, format_of, takes_tools
+from swarm.gateway.reading.call_formats import AUTO, CallFormat, format_of, takes_tools
+from swarm.gateway.reading.thinking import ThinkingFormat, thinking_of
 
 CALLS_MAX: Final = 128
 """Of one message."""
@@ -52,6 +53,8 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     tool_call_id: str = ""
     """Of a call's result: which one it answers, and the function's name."""
     name: str = ""
+    thought: str = ""
+    """What an assistant has thought before it, as the client sent it back."""
 
 
 class TemplateFailed(ConfigError):
@@ -71,9 +74,12 @@ class ChatTemplate:
         sentence: str = "",
         form: CallFormat | None = None,
         has_tools: bool = False,
+        thinking: ThinkingFormat | None = None,
     ) -> None:
         """`process`: has the template; None for a model without one. `sentence`: says which template that is. `form`:
-        in which the model writes calls, as far as that is known. `has_tools`: whether the template writes tools."""
+        in which the model writes calls, as far as that is known. `has_tools`: whether the template writes tools.
+        `thinking`: the tags around what the model thinks; None for none."""
+        self.thinking = thinking
         self._process, self.sentence, self._form, self._has_tools = process, sentence, form, has_tools
 
     @property
@@ -122,6 +128,8 @@ class ChatTemplate:
     def _given(self, message: ChatMessage) -> dict[str, Any]:
         """Return a message as the template gets it."""
         given: dict[str, Any] = {"role": message.role, "content": sound(message.content)}
+        if message.thought:
+            given["reasoning_content"] = sound(message.thought)
         if message.calls:
             given["tool_calls"] = [self._call(call) for call in message.calls]
         if message.tool_call_id:
@@ -155,7 +163,8 @@ async def open_template(rules: TextRules, chosen: str | None = None, parser: str
         yield ChatTemplate(sentence=choice.sentence)
         return
     async with open_template_process(choice.source, rules.bos, rules.eos) as process:
-        yield ChatTemplate(process, choice.sentence, form, takes_tools(choice.source))
+        has_tools, thinking = takes_tools(choice.source), thinking_of(choice.source)
+        yield ChatTemplate(process, choice.sentence, form, has_tools, thinking)
 
 
 def _sound(value: Any) -> Any:

@@ -47,13 +47,15 @@ class Tools:
         return {one["function"]["name"]: one["function"]["parameters"] for one in self.given}
 
 
-def read_tools(given: list[Any], choice: Any, is_parallel: bool) -> tuple[Tools | None, list[str]]:
+def read_tools(
+    given: list[Any], choice: Any, is_parallel: bool, is_flat: bool = False
+) -> tuple[Tools | None, list[str]]:
     """Return the functions that a request offers, None if the model is to call none, and the names of the fields that
-    are ignored. Raises ApiError."""
+    are ignored. `is_flat`: a function is described beside its type, not inside `function`. Raises ApiError."""
     if len(given) > TOOLS_MAX:
         raise _wrong("tools", f"tools has {len(given)} functions, more than {TOOLS_MAX}: send fewer")
     ignored: dict[str, None] = {}
-    tools = [_tool(f"tools[{index}]", one, ignored) for index, one in enumerate(given)]
+    tools = [_tool(f"tools[{index}]", one, ignored, is_flat) for index, one in enumerate(given)]
     size = len(msgspec.json.encode(tools))
     if size > TOOLS_BYTES_MAX:
         raise _wrong("tools", f"tools has {size} bytes, more than {TOOLS_BYTES_MAX}: send fewer or shorter functions")
@@ -67,26 +69,29 @@ def read_tools(given: list[Any], choice: Any, is_parallel: bool) -> tuple[Tools 
     return (Tools(tuple(kept), is_parallel, forced) if kept else None), list(ignored)
 
 
-def _tool(place: str, tool: Any, ignored: dict[str, None]) -> dict[str, Any]:
+def _tool(place: str, tool: Any, ignored: dict[str, None], is_flat: bool) -> dict[str, Any]:
     """Return a function as a template gets it."""
     if not isinstance(tool, dict):
-        raise _wrong("tools", f"{place} is no object: send {{'type': 'function', 'function': {{...}}}}")
+        shown = "'name': ..." if is_flat else "'function': {...}"
+        raise _wrong("tools", f"{place} is no object: send {{'type': 'function', {shown}}}")
     kind = tool.get("type", "function")
     if kind != "function":
         kind = plain(str(kind), _SHOWN)
         raise _wrong("tools", f"{place} has the type {kind!r}: send functions only", "unsupported_parameter")
-    function = tool.get("function")
+    function = {name: value for name, value in tool.items() if name != "type"} if is_flat else tool.get("function")
     if not isinstance(function, dict):
         raise _wrong("tools", f"{place}.function is no object: send one with a name and parameters")
-    _check_name("tools", f"{place}.function.name", function.get("name"))
+    inside = place if is_flat else f"{place}.function"
+    _check_name("tools", f"{inside}.name", function.get("name"))
     if not isinstance(function.get("description") or "", str):
-        raise _wrong("tools", f"{place}.function.description is no text: send a string")
+        raise _wrong("tools", f"{inside}.description is no text: send a string")
     parameters = function.get("parameters")
     if parameters is not None and not isinstance(parameters, dict):
-        raise _wrong("tools", f"{place}.function.parameters is no object: send a JSON schema")
+        raise _wrong("tools", f"{inside}.parameters is no object: send a JSON schema")
     if is_deep(parameters):
-        raise _wrong("tools", f"{place}.function.parameters is nested deeper than {DEPTH_MAX}: send a flatter schema")
-    ignored.update((f"tools.{name}", None) for name in tool if name not in ("type", "function"))
+        raise _wrong("tools", f"{inside}.parameters is nested deeper than {DEPTH_MAX}: send a flatter schema")
+    if not is_flat:
+        ignored.update((f"tools.{name}", None) for name in tool if name not in ("type", "function"))
     ignored.update((f"tools.{name}", None) for name, value in function.items() if name not in _FIELDS and value)
     kept = {name: value for name, value in function.items() if name in _FIELDS and value is not None}
     return {"type": "function", "function": {**kept, "parameters": parameters or dict(_NO_PARAMETERS)}}
@@ -117,7 +122,7 @@ def _chosen(tools: dict[str, dict[str, Any]], choice: Any) -> tuple[list[dict[st
 
 
 def _allowed(tools: dict[str, dict[str, Any]], named: Any) -> dict[str, Any]:
-    function = named.get("function") if isinstance(named, dict) else None
+    function = named.get("function", named) if isinstance(named, dict) else None
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or name not in tools:
         raise _wrong("tool_choice", f"tool_choice names {plain(str(name), _SHOWN)!r}, not in tools: name one of these")
@@ -138,22 +143,23 @@ def _call(place: str, call: Any, ignored: dict[str, None]) -> PastCall:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or call.get("type", "function") != "function":
         raise _wrong("messages", f"{place} is no call of a function: send its id, type and function")
-    _check_name("messages", f"{place}.function.name", function.get("name"))
     ignored.update((f"messages.tool_calls.{name}", None) for name in call if name not in ("id", "type", "function"))
-    arguments = function.get("arguments")
+    return read_function_call(f"{place}.function", function, read_call_id(f"{place}.id", call.get("id")), "messages")
+
+
+def read_function_call(place: str, call: Mapping[str, Any], id: str, param: str) -> PastCall:
+    """Return a call by its name and arguments. Raises ApiError."""
+    _check_name(param, f"{place}.name", call.get("name"))
+    arguments = call.get("arguments")
     if not isinstance(arguments, str) or read_arguments(arguments) is None:
-        raise _wrong(
-            "messages",
-            f"{place}.function.arguments is no JSON object of at most {DEPTH_MAX} levels: send one, in a string",
-        )
-    id = read_call_id(f"{place}.id", call.get("id"))
-    return PastCall(id, function["name"], sound(arguments) if arguments.strip() else "{}")
+        raise _wrong(param, f"{place}.arguments is no JSON object of at most {DEPTH_MAX} levels: send one, in a string")
+    return PastCall(id, call["name"], sound(arguments) if arguments.strip() else "{}")
 
 
-def read_call_id(place: str, id: Any) -> str:
+def read_call_id(place: str, id: Any, param: str = "messages") -> str:
     """Return the id of a call. Raises ApiError."""
     if not isinstance(id, str) or not 0 < len(id) <= CALL_ID_CHARS_MAX:
-        raise _wrong("messages", f"{place} is no text of 1 to {CALL_ID_CHARS_MAX} characters: send the id of a call")
+        raise _wrong(param, f"{place} is no text of 1 to {CALL_ID_CHARS_MAX} characters: send the id of a call")
     return id
 
 

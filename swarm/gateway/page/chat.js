@@ -1,7 +1,7 @@
 // The chat page: a conversation that lives as long as its tab, and one streamed request for each answer.
 "use strict";
 
-import { showMarkdown } from "/markdown.js";
+import { codeBlock, showMarkdown } from "/markdown.js";
 
 const part = (id) => document.getElementById(id);
 const log = part("log");
@@ -12,7 +12,7 @@ const key = part("key");
 const STOPPED = "stopped early";
 const KEPT = ["system", "temperature", "limit"]; // settings that a reload keeps, beside the key
 
-let turns = []; // {role, content, facts}
+let turns = []; // {role, content, facts}, and what `turn` adds of an answer
 let model = "";
 let running = null; // the AbortController of the answer that comes in
 let incoming = null; // that answer, as `show` returned it
@@ -52,7 +52,7 @@ async function connect() {
   }
 }
 
-function show(role, text, facts = "") {
+function show({ role, content, facts = "", thought = "", calls = [] }) {
   const card = document.createElement("article");
   card.className = role;
   card.setAttribute("aria-label", role === "user" ? "You" : "The model");
@@ -62,10 +62,12 @@ function show(role, text, facts = "") {
   copy.type = "button";
   copy.className = "copy";
   copy.textContent = "Copy";
-  const shown = { card, words, facts: small, copy, text: "", frame: 0 };
+  const shown = { card, words, facts: small, copy, text: "", thought: "", thinking: null, calls: [], frame: 0 };
   card.append(words, small, copy);
   log.append(card);
-  write(shown, text);
+  think(shown, thought);
+  write(shown, content);
+  for (const call of calls) addCall(shown, call);
   tell(shown, facts);
   copy.addEventListener("click", () => copyText(copy, shown.text));
   log.scrollTop = log.scrollHeight;
@@ -74,16 +76,75 @@ function show(role, text, facts = "") {
 
 function write(shown, text) {
   shown.text = text;
+  shown.copy.hidden = !text;
   if (shown.words.localName === "p") {
     shown.words.textContent = text;
     return;
   }
+  draw(shown);
+}
+
+function draw(shown) {
   shown.frame ||= requestAnimationFrame(() => {
     const stays = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
     shown.frame = 0;
     showMarkdown(shown.words, shown.text);
+    if (shown.thinking) shown.thinking.lastChild.textContent = shown.thought;
+    shown.calls.forEach(({ arguments: given, block }) => {
+      block.querySelector("code").textContent = readable(given);
+    });
     if (stays) log.scrollTop = log.scrollHeight;
   });
+}
+
+// What the model thinks, folded. It is text: nothing in it becomes markup.
+function think(shown, thought) {
+  if (!thought) return;
+  shown.thought = thought;
+  if (!shown.thinking) {
+    const summary = document.createElement("summary");
+    summary.textContent = "Thinking";
+    shown.thinking = document.createElement("details");
+    shown.thinking.className = "thinking";
+    shown.thinking.append(summary, document.createElement("p"));
+    shown.words.before(shown.thinking);
+  }
+  draw(shown);
+}
+
+function addCall(shown, { name, arguments: given }) {
+  const block = codeBlock(name, []);
+  block.classList.add("call");
+  block.setAttribute("aria-label", "A call of a function");
+  shown.facts.before(block);
+  shown.calls.push({ name, arguments: given, block });
+  draw(shown);
+}
+
+function addToCalls(shown, deltas) {
+  for (const { index, function: { name, arguments: given } } of deltas) {
+    if (index === shown.calls.length) addCall(shown, { name, arguments: given });
+    else shown.calls[index].arguments += given;
+  }
+  draw(shown);
+}
+
+function readable(json) {
+  try {
+    return JSON.stringify(JSON.parse(json), null, 2);
+  } catch { // not whole yet
+    return json;
+  }
+}
+
+// An answer as it is kept. The model gets back its content only.
+function turn({ text, thought, calls }, facts) {
+  const kept = calls.map(({ name, arguments: given }) => ({ name, arguments: given }));
+  return { role: "assistant", content: text, facts, thought, calls: kept };
+}
+
+function isEmpty({ text, thought, calls }) {
+  return !text && !thought && !calls.length;
 }
 
 function tell(shown, facts) {
@@ -109,7 +170,7 @@ async function copyText(button, text) {
 }
 
 function keep() {
-  const half = incoming?.text ? [{ role: "assistant", content: incoming.text, facts: STOPPED }] : [];
+  const half = incoming && !isEmpty(incoming) ? [turn(incoming, STOPPED)] : [];
   const settings = Object.fromEntries(KEPT.map((id) => [id, part(id).value]));
   try {
     sessionStorage.setItem("conversation", JSON.stringify({ turns: [...turns, ...half], settings }));
@@ -122,12 +183,14 @@ function restore() {
   try {
     const kept = JSON.parse(sessionStorage.getItem("conversation") ?? "{}");
     for (const id of KEPT) part(id).value = kept.settings?.[id] ?? part(id).value;
-    turns = (kept.turns ?? []).map(({ role, content, facts = "" }) => ({ role, content, facts }));
+    turns = (kept.turns ?? []).map(({ role, content, facts = "", thought = "", calls = [] }) => (
+      { role, content, facts, thought, calls }
+    ));
   } catch {
     turns = [];
   }
   if (turns.at(-1)?.role === "user") message.value = turns.pop().content; // it has no answer
-  for (const { role, content, facts } of turns) show(role, content, facts);
+  turns.forEach(show);
 }
 
 function busy(controller) {
@@ -186,7 +249,11 @@ async function answer(shown, controller) {
   let failovers = 0;
   for await (const event of events(response.body)) {
     if (event.error) throw new Error(event.error.message);
-    for (const choice of event.choices) write(shown, shown.text + (choice.delta.content ?? ""));
+    for (const { delta } of event.choices) {
+      think(shown, shown.thought + (delta.reasoning_content ?? ""));
+      write(shown, shown.text + (delta.content ?? ""));
+      addToCalls(shown, delta.tool_calls ?? []);
+    }
     if (event.barnraise) ({ route, failovers } = event.barnraise);
     if (event.usage) {
       const seconds = (performance.now() - began) / 1000;
@@ -206,8 +273,8 @@ async function send() {
   status.textContent = "";
   message.value = "";
   turns.push({ role: "user", content: text, facts: "" });
-  const asked = show("user", text);
-  const shown = show("assistant", "");
+  const asked = show(turns.at(-1));
+  const shown = show({ role: "assistant", content: "" });
   shown.card.classList.add("busy");
   const controller = new AbortController();
   busy(controller);
@@ -222,9 +289,9 @@ async function send() {
   if (running === controller) busy(null);
   if (turns !== now) return; // reset meanwhile
   incoming = null;
-  if (shown.text) {
+  if (!isEmpty(shown)) {
     if (!shown.facts.textContent) tell(shown, STOPPED);
-    turns.push({ role: "assistant", content: shown.text, facts: shown.facts.textContent });
+    turns.push(turn(shown, shown.facts.textContent));
   } else {
     turns.pop(); // as if it had not been sent
     asked.card.remove();

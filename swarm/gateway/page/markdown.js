@@ -43,7 +43,7 @@ function addInline(parent, text) {
   return parent;
 }
 
-function codeBlock(language, lines) {
+export function codeBlock(language, lines) {
   const block = made("figure");
   block.className = "code";
   const caption = made("figcaption", language || "code");

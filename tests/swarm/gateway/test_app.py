@@ -341,7 +341,7 @@ async def test_a_server_that_stops_sends_nothing_behind_half_a_head() -> None:
     responder = respond.Responder(answers, AnswerFormat("chat", "m", True, None), connection, model.events)
     with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(partial(responder.run, trio.CapacityLimiter(1), stream=True, include_usage=False))
+            nursery.start_soon(partial(responder.run, trio.CapacityLimiter(1), stream=True))
             await asked.wait()
             nursery.cancel_scope.cancel()
     assert sent == ["http.response.start"] and model.sessions[0].closed.is_set()

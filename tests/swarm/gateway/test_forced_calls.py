@@ -11,10 +11,10 @@ import pytest
 from jsonschema import Draft202012Validator as Checker
 
 from swarm.gateway.asks import read_chat
-from swarm.gateway.call_formats import FORMATS
 from swarm.gateway.errors import ApiError
 from swarm.gateway.forced_calls import forced_calls
-from swarm.gateway.tool_calls import CallStream
+from swarm.gateway.reading.call_formats import FORMATS
+from swarm.gateway.reading.tool_calls import CallStream
 from swarm.gateway.tools import Tools
 from tests.swarm.gateway.served_model import KEY, NAME, ServedModel, served_model
 from tests.swarm.gateway.tool_models import TEMPLATES

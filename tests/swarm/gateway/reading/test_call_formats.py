@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peer.errors import ConfigError
-from swarm.gateway.call_formats import FORMATS, Schemas, format_of, takes_tools
 from swarm.gateway.json_depth import DEPTH_MAX
-from swarm.gateway.python_values import read_python_calls
-from swarm.gateway.tool_calls import CALL_CHARS_MAX, CALLS_MAX, SPACE_CHARS_MAX, CallStream
+from swarm.gateway.reading.call_formats import FORMATS, Schemas, format_of, takes_tools
+from swarm.gateway.reading.python_values import read_python_calls
+from swarm.gateway.reading.tool_calls import CALL_CHARS_MAX, CALLS_MAX, SPACE_CHARS_MAX, CallStream
 from tests.swarm.gateway.tool_models import TEMPLATES, Calls, written
 
 SCHEMAS: Schemas = {

@@ -10,7 +10,7 @@ import string
 from dataclasses import dataclass
 from typing import Final
 
-from swarm.gateway.call_formats import CallFormat, Extent, Schemas
+from swarm.gateway.reading.call_formats import CallFormat, Extent, Schemas
 from swarm.inference.decoding import overlap
 
 CALLS_MAX: Final = 128
@@ -37,10 +37,11 @@ class ToolCall:
 
 @dataclass(frozen=True)
 class FoundPart:
-    """What a piece has made certain: text, then calls."""
+    """What a piece has made certain: thinking, then text, then calls."""
 
     text: str = ""
     calls: tuple[ToolCall, ...] = ()
+    thought: str = ""
 
 
 @dataclass

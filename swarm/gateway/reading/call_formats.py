@@ -17,7 +17,7 @@ from peer.decoding import MALFORMED
 from peer.errors import ConfigError
 from peer.plain_text import plain
 from swarm.gateway.json_depth import DEPTH_MAX, is_deep
-from swarm.gateway.python_values import read_python_calls
+from swarm.gateway.reading.python_values import read_python_calls
 
 AUTO: Final = "auto"
 Schemas = Mapping[str, Mapping[str, Any]]

@@ -1,0 +1,1 @@
+"""OpenAI's Responses, without stored state: another form of the requests and answers of a chat."""
