@@ -71,7 +71,6 @@ def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"tool_choice": "required"},
         {"audio": {"voice": "a"}},
         {"modalities": ["audio"]},
         {"reasoning_effort": "high"},

@@ -112,7 +112,9 @@ def test_answers_follow_their_schema(client: openai.OpenAI) -> None:
 
 @pytest.mark.process
 def test_a_short_answer_is_cut(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(**{**ASK, "max_tokens": 9}, response_format={"type": "json_object"})
+    long = {"type": "object", "properties": {"a": {"type": "string", "minLength": 20}}, "required": ["a"]}
+    form: Any = {"type": "json_schema", "json_schema": {"name": "long", "schema": long}}
+    answer = client.chat.completions.create(**{**ASK, "max_tokens": 9}, response_format=form)
     choice = answer.choices[0]
     assert choice.finish_reason == "length" and (choice.message.content or "").startswith("{")
 

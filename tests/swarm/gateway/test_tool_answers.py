@@ -226,13 +226,7 @@ async def test_log_probabilities_name_each_token_of_a_call_once() -> None:
         ("", {}, "tools", "has no chat template: send no tools, or start peer api with a --template"),
         ("{{ messages }}", {}, "tools", "writes no tools: send no tools, or start peer api with a --template"),
         ("{{ tools }}", {}, "tools", "start peer api with --tool-parser"),
-        (TEMPLATES["hermes"], {"tool_choice": "required"}, "tool_choice", "send auto or none"),
-        (
-            TEMPLATES["hermes"],
-            {"tool_choice": {"type": "function", "function": {"name": "clock"}}},
-            "tool_choice",
-            "send auto or none",
-        ),
+        (TEMPLATES["pythonic"], {"tool_choice": "required"}, "tool_choice", "cannot be forced: send tool_choice auto"),
         (TEMPLATES["hermes"], {"tools": [{"type": "web_search"}]}, "tools", "send functions only"),
         (
             TEMPLATES["mistral"],
