@@ -101,7 +101,7 @@ async def request(model: ModelClient, count: int, context: int, tokens: int) -> 
                     if isinstance(part, ApiError):
                         raise part
             seconds[length] = time.perf_counter() - began
-            assert answers.tokens == count * length
+            assert answers.usage.drawn == count * length
     rate = count * (tokens - 2) / (seconds[tokens] - seconds[2])
     return {"streams": count, "way": "request", "context": context, "tokens_s": round(rate, 1)}
 
