@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -23,6 +24,7 @@ from peer.inference.blocks import Segment, SpanBlocks
 from peer.inference.cache import CacheFull, CachePool, CacheShape, pages_of
 from peer.inference.engine_session import LATELY_STEPS, EngineSession, WaitingTokens
 from peer.inference.masked_draws import MaskedDraws, mask_of
+from peer.inference.prompt_scorer import PromptScorer, Score
 from peer.inference.sampling import sample, top_logprobs
 from peer.inference.step_output import StepOutput, StepRefused
 from peer.inference.turns import ClientTurns, Owner
@@ -109,6 +111,10 @@ class Engine:
             raise StepRefused("value", f"there is no adapter {adapter} here, but {self.blocks.adapters}")
         if sampling.largest_bias >= self.blocks.config.vocab_size:
             raise StepRefused("value", f"logit_bias has token {sampling.largest_bias}, beyond the vocabulary")
+        scorer = None
+        if sampling.prompt_logprobs:
+            names = ()  # every position is to be computed
+            scorer = PromptScorer(sampling.counted_from, sampling.logprobs, self.blocks.config.vocab_size)
         owner = (client, first, end, adapter)
         while True:
             try:
@@ -127,6 +133,7 @@ class Engine:
             used_at=self._clock(),
             adapter=adapter,
             masked=MaskedDraws() if sampling.masked else None,
+            scorer=scorer,
         )
         return cache.length
 
@@ -323,12 +330,20 @@ class Engine:
             return self._broken(id, session, tokens)
         if not session.part.is_last:
             return StepOutput(id, position, ids, rows)
+        scored_from, scores = 0, list[Score]()
+        if session.scorer is not None:
+            try:
+                scored_from, scores = session.scorer.take(position, rows, session.cache.ids, self.blocks.logits)
+            except ValueError:
+                return self._broken(id, session, tokens)
+        output = StepOutput(id, position, ids, scored_from=scored_from, scores=scores)
         if logits is None:
-            return StepOutput(id, position, ids)
+            return output
         if session.masked is not None and session.masked.mask(end) is None:
             session.masked.hold(end, logits)
-            return StepOutput(id, position, ids)
-        return self._draw(id, session, position, ids, end, logits)
+            return output
+        drawn = self._draw(id, session, position, ids, end, logits)
+        return replace(drawn, scored_from=scored_from, scores=scores) if scores else drawn
 
     def _draw(
         self, id: int, session: EngineSession, position: int, ids: Sequence[int], end: int, logits: Tensor

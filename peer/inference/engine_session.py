@@ -11,6 +11,7 @@ from torch import Tensor
 
 from peer.inference.cache import SessionCache
 from peer.inference.masked_draws import MaskedDraws
+from peer.inference.prompt_scorer import PromptScorer
 from peer.inference.turns import Owner
 from peer.ipc.sampling_options import Sampling
 from peer.ipc.span import Span
@@ -59,6 +60,8 @@ class EngineSession:
     """The number of its adapter; None: it has none."""
     masked: MaskedDraws | None = None
     """Of a session whose client says which tokens may be drawn."""
+    scorer: PromptScorer | None = None
+    """Of a session whose client wants the log-probabilities of its prompt."""
     turned_at: int = -LATELY_STEPS
     """The engine's step in which it last had a turn."""
 
@@ -74,3 +77,5 @@ class EngineSession:
         del self.cache.ids[self.cache.length :]
         if self.masked is not None:
             self.masked.cut(self.cache.length)
+        if self.scorer is not None:
+            self.scorer.cut(self.cache.length)

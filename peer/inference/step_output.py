@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from peer.inference.prompt_scorer import Score
 from peer.ipc.block_messages import RefusalCause
 
 
@@ -39,6 +40,10 @@ class StepOutput:
     """(V,) of the last token, where they were asked for."""
     refusal: StepRefused | None = None
     """Why there is no output: the session then has what is before `position`."""
+    scored_from: int = 0
+    """The position of the first token of `scores`."""
+    scores: Sequence[Score] = ()
+    """Of tokens of the prompt, where they were asked for."""
 
     @property
     def count(self) -> int:

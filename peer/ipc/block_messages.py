@@ -27,6 +27,8 @@ PAGE_TOKENS: Final = 16
 CHUNK_TOKENS: Final = 256
 LOGPROB_MIN: Final = -1e9
 """Lower log-probabilities are reported as this one."""
+SCORES_MAX: Final = 64
+"""Positions of a prompt in one message: so many fit a small one with all their likeliest tokens."""
 REASON_MAX: Final = 300
 _HEAD: Final = struct.Struct("<I")
 _RING_BYTES_MIN: Final = 1 << 20
@@ -43,6 +45,7 @@ RefusalCause = Literal["gap", "full", "shape", "value", "not_finite", "unknown"]
 Position = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)]
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
 Logprob = Annotated[float, msgspec.Meta(ge=LOGPROB_MIN, le=-LOGPROB_MIN)]
+Likeliest = Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)]
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_MAX)]
 Fds = tuple[int, int, int]
 
@@ -172,7 +175,7 @@ class SpanOutput(msgspec.Struct, frozen=True, array_like=True, tag=6):
     """The token after them, where one was asked for."""
     logprob: Logprob
     """Of that token, if the session asks for log-probabilities."""
-    likeliest: Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)]
+    likeliest: Likeliest
     ids: Annotated[tuple[TokenId, ...], msgspec.Meta(max_length=TOKENS_MAX)]
     """Of the tokens that went in."""
     wire: WireType | None = None
@@ -197,7 +200,18 @@ class MaskedToken(msgspec.Struct, frozen=True, array_like=True, tag=10):
     position: Position
     token: TokenId
     logprob: Logprob
-    likeliest: Annotated[tuple[tuple[TokenId, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)]
+    likeliest: Likeliest
+
+
+class ScoredPrompt(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """Log-probabilities of some tokens of the prompt, in a session that asks for them. They come before the output of
+    the step in which they were computed."""
+
+    session: Number
+    position: Position
+    """Of the first of these tokens."""
+    scores: Annotated[tuple[tuple[Logprob, Likeliest], ...], msgspec.Meta(min_length=1, max_length=SCORES_MAX)]
+    """Of each token, with the likeliest tokens at its position."""
 
 
 class WorkerLoad(msgspec.Struct, frozen=True, array_like=True, tag=8):
@@ -213,7 +227,7 @@ class WorkerLoad(msgspec.Struct, frozen=True, array_like=True, tag=8):
 
 
 ToBlocks = OpenSession | ComputeTokens | RewindSession | CloseSession | SetMask
-FromBlocks = SessionOpened | SpanOutput | StepRefusal | WorkerLoad | MaskedToken
+FromBlocks = SessionOpened | SpanOutput | StepRefusal | WorkerLoad | MaskedToken | ScoredPrompt
 
 _encoder: Final = msgspec.msgpack.Encoder()
 _to_blocks: Final[msgspec.msgpack.Decoder[ToBlocks]] = msgspec.msgpack.Decoder(ToBlocks)
@@ -245,6 +259,8 @@ def unpack_from_worker(record: memoryview, load: LoadBlocks) -> tuple[FromBlocks
         _check_output(message, len(payload), load)
     elif isinstance(message, MaskedToken):
         _check_token(message, len(payload), load)
+    elif isinstance(message, ScoredPrompt):
+        _check_scores(message, len(payload), load)
     elif payload:
         raise ValueError(f"{type(message).__name__} with a payload of {len(payload)} bytes")
     return message, payload
@@ -285,6 +301,16 @@ def _check_token(token: MaskedToken, payload_bytes: int, load: LoadBlocks) -> No
         raise ValueError(f"a token at {token.position} in a context of {load.model.max_seq_len}")
     if max((token.token, *(id for id, _ in token.likeliest))) >= load.model.vocab_size:
         raise ValueError("a token outside the vocabulary")
+
+
+def _check_scores(scored: ScoredPrompt, payload_bytes: int, load: LoadBlocks) -> None:
+    """Raise ValueError unless these may be scores of the span."""
+    if payload_bytes or not load.span.is_last:
+        raise ValueError("scores of a prompt with a payload, or before the last block")
+    if scored.position + len(scored.scores) > load.model.max_seq_len:
+        raise ValueError(f"scores at {scored.position} in a context of {load.model.max_seq_len}")
+    if any(token >= load.model.vocab_size for _, likeliest in scored.scores for token, _ in likeliest):
+        raise ValueError("a score of a token outside the vocabulary")
 
 
 def _check_output(output: SpanOutput, payload_bytes: int, load: LoadBlocks) -> None:

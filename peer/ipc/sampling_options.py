@@ -20,9 +20,15 @@ PENALTIES: Final = "penalties"
 """The option by which a server's record says that it knows `frequency_penalty`, `presence_penalty` and `logit_bias`."""
 MASKS: Final = "masks"
 """The same of `masked`."""
-OPTIONS: Final = (PENALTIES, MASKS)
+PROMPT_LOGPROBS: Final = "prompt_logprobs"
+"""The same of `prompt_logprobs`."""
+OPTIONS: Final = (PENALTIES, MASKS, PROMPT_LOGPROBS)
 """What servers of this version know, and earlier ones would ignore."""
-SETTINGS_OF: Final = {PENALTIES: "frequency_penalty, presence_penalty and logit_bias", MASKS: "response_format"}
+SETTINGS_OF: Final = {
+    PENALTIES: "frequency_penalty, presence_penalty and logit_bias",
+    MASKS: "response_format",
+    PROMPT_LOGPROBS: "echo with logprobs",
+}
 """The parameters of a request that need each."""
 TOKENS_MAX: Final = 1 << 24
 _SEED_BITS: Final = 53  # so that JSON readers that hold numbers as floats get it right
@@ -55,9 +61,10 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     """Tokens, each once, and what is added to their logits."""
     counted_from: Annotated[int, msgspec.Meta(ge=0, le=TOKENS_MAX)] = 0
     """The position at which the answer begins: earlier tokens do not count for the two penalties."""
-
     masked: bool = False
     """Whether the client sends a mask for each position: a token is drawn once it is there, from what it allows."""
+    prompt_logprobs: bool = False
+    """Whether the log-probabilities of the prompt's tokens are reported, too, with `logprobs` likeliest ones each."""
 
     def __post_init__(self) -> None:
         """Check what a caller gives, as its types check what another peer sends."""
@@ -69,6 +76,8 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
         check_range(self, 0, LIKELIEST_MAX, "logprobs")
         check_range(self, -2.0, 2.0, "frequency_penalty", "presence_penalty")
         check_range(self, 0, TOKENS_MAX, "counted_from")
+        if self.prompt_logprobs and not self.logprobs:
+            raise ValueError("prompt_logprobs needs logprobs: set it to 1 at least")
         if len(self.logit_bias) > BIASES_MAX:
             raise ValueError(f"logit_bias has {len(self.logit_bias)} tokens: name at most {BIASES_MAX}")
         if len({token for token, _ in self.logit_bias}) < len(self.logit_bias):
@@ -90,8 +99,12 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
     @property
     def options(self) -> tuple[str, ...]:
         """The options that a server must know to draw tokens like this."""
-        penalties = (PENALTIES,) if self.counts or self.logit_bias else ()
-        return (*penalties, MASKS) if self.masked else penalties
+        asked = {
+            PENALTIES: self.counts or bool(self.logit_bias),
+            MASKS: self.masked,
+            PROMPT_LOGPROBS: self.prompt_logprobs,
+        }
+        return tuple(option for option, is_asked in asked.items() if is_asked)
 
     @property
     def largest_bias(self) -> int:
@@ -100,7 +113,7 @@ class Sampling(msgspec.Struct, frozen=True, array_like=True):
 
     def of_answer(self, position: int) -> Sampling:
         """Return the settings of an answer that begins at a position."""
-        return msgspec.structs.replace(self, counted_from=position) if self.counts else self
+        return msgspec.structs.replace(self, counted_from=position) if self.counts or self.prompt_logprobs else self
 
 
 def new_seed() -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import select
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -28,6 +28,7 @@ from peer.inference.wire_rows import TYPES, rows_from, rows_to
 from peer.ipc.block_messages import (
     LOGPROB_MIN,
     REASON_MAX,
+    SCORES_MAX,
     ComputeTokens,
     FromBlocks,
     LoadAdapter,
@@ -35,6 +36,7 @@ from peer.ipc.block_messages import (
     MaskedToken,
     OpenSession,
     RewindSession,
+    ScoredPrompt,
     SessionOpened,
     SetMask,
     SpanOutput,
@@ -171,7 +173,7 @@ class BlockWorker:
         if not outputs:
             return
         self._link.ticks += 1
-        records = [_record(output, self._wires.get(output.session)) for output in outputs]
+        records = [record for output in outputs for record in _records(output, self._wires.get(output.session))]
         if all(output.count == 1 for output in outputs):
             self._note(1000 * (time.perf_counter() - started), len(outputs))
         for record in records:
@@ -288,6 +290,19 @@ def _needed(load: LoadBlocks) -> Iterator[StoredTensor]:
         yield from (tensor for tensor in stored_tensors(model, range(1), dtype, None) if tensor.name == EMBEDDING)
 
 
+def _records(output: StepOutput, wire: WireType | None) -> Iterator[tuple[Piece, ...]]:
+    """Yield the records of a step's output: the scores of its prompt, and itself."""
+    for start in range(0, len(output.scores), SCORES_MAX):
+        part = output.scores[start : start + SCORES_MAX]
+        scores = tuple((max(LOGPROB_MIN, logprob), _bounded(likeliest)) for logprob, likeliest in part)
+        yield (pack(ScoredPrompt(output.session, output.scored_from + start, scores)),)
+    yield _record(output, wire)
+
+
+def _bounded(likeliest: Sequence[tuple[int, float]]) -> tuple[tuple[int, float], ...]:
+    return tuple((token, max(LOGPROB_MIN, logprob)) for token, logprob in likeliest)
+
+
 def _record(output: StepOutput, wire: WireType | None) -> tuple[Piece, ...]:
     """Return a record of an output. `wire`: the type that its session has chosen for the wire."""
     if output.refusal is not None:
@@ -298,8 +313,7 @@ def _record(output: StepOutput, wire: WireType | None) -> tuple[Piece, ...]:
 
 
 def _told(output: StepOutput, wire: WireType | None) -> FromBlocks:
-    logprob = max(LOGPROB_MIN, output.logprob)
-    likeliest = tuple((token, max(LOGPROB_MIN, logprob)) for token, logprob in output.likeliest)
+    logprob, likeliest = max(LOGPROB_MIN, output.logprob), _bounded(output.likeliest)
     if not output.count and output.token is not None:
         return MaskedToken(output.session, output.position, output.token, logprob, likeliest)
     return SpanOutput(

@@ -20,6 +20,7 @@ from peer.files import temporary_folder, write_atomically
 from peer.ipc.grammar_messages import GrammarCommand, LoadGrammar
 from peer.ipc.messages import ModelLoaded, WorkerReply
 from peer.ipc.text_messages import (
+    SEQUENCES_MAX,
     TEXT_CHARS_MAX,
     DecodeTokens,
     EncodeText,
@@ -165,8 +166,10 @@ class ModelText:
 
     async def words(self, ids: Iterable[int]) -> dict[int, str]:
         """Return the text of each token alone."""
-        known = sorted(set(ids))
-        return dict(zip(known, await self.decode(*([id] for id in known)), strict=True))
+        known, texts = sorted(set(ids)), list[str]()
+        for start in range(0, len(known), SEQUENCES_MAX):
+            texts += await self.decode(*([id] for id in known[start : start + SEQUENCES_MAX]))
+        return dict(zip(known, texts, strict=True))
 
     @staticmethod
     async def _ask(process: TextProcess, command: TextCommand, kind: Any) -> Any:

@@ -13,6 +13,7 @@ from swarm.gateway.reading.tool_calls import CallStream, FoundPart, ToolCall
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
 from swarm.inference.messages import TokenDrawn
+from swarm.inference.prompt_scores import PromptToken
 from swarm.inference.route import Route
 from swarm.inference.session import RemoteSession
 
@@ -24,8 +25,9 @@ class AnswerPart:
     """A piece of an answer."""
 
     text: str
-    drawn: tuple[TokenDrawn, ...]
-    """The tokens that came since the last piece, without one that only ends the answer."""
+    drawn: tuple[TokenDrawn | PromptToken, ...]
+    """The tokens that came since the last piece, of the prompt where it is echoed, without one that only ends the
+    answer."""
     finish: Finish | None = None
     """In the last piece, why it is the last."""
     calls: tuple[ToolCall, ...] = ()
@@ -55,6 +57,8 @@ class TextAnswer:
         """How many were drawn."""
         self.thought_tokens = 0
         """How many of them were thinking, tags included."""
+        self.lists_end = False
+        """Whether a token that only ends the answer is among those of its last part, too."""
         self._first_at = self._last_at = 0.0
         self._session, self._model_text = session, model.text
         self._stop_tokens, self._stops = frozenset(model.manifest.text.stops), tuple(stops)
@@ -97,6 +101,7 @@ class TextAnswer:
                 self._first_at = self._first_at or self._last_at
                 if drawn.token in self._stop_tokens:
                     finish = "stop"
+                    waiting += [drawn] if self.lists_end else []
                     break
                 waiting.append(drawn)
                 told = self._told(await stream.push(drawn.token), stream)
@@ -145,6 +150,29 @@ class TextAnswer:
             elif one.is_shown:
                 found.append(FoundPart(one.text))
         return found
+
+
+async def prompt_then_answer(
+    session: RemoteSession, answer: TextAnswer, ids: Sequence[int], count: int, text: str
+) -> AsyncGenerator[AnswerPart, None]:
+    """Yield the prompt, which has this `text`, and the parts of an answer of up to `count` tokens: of 0 none.
+    Raises what the session does. Use it with `aclosing`."""
+    if not session.scores.is_asked:
+        yield AnswerPart(text, (), None if count else "length")
+        if not count:
+            return
+    if not count:
+        async with aclosing(session.generate(ids, 0)) as tokens:
+            await anext(tokens)  # the token after the prompt, which is not wanted: the scores are complete with it
+        yield AnswerPart(text, tuple(session.scores.of(ids)), "length")
+        return
+    async with aclosing(answer.parts(ids, count)) as parts:
+        is_first = session.scores.is_asked
+        async for part in parts:
+            if is_first:
+                yield AnswerPart(text, tuple(session.scores.of(ids)))
+                is_first = False
+            yield part
 
 
 def end_session(model: ModelClient, session: RemoteSession) -> None:

@@ -89,7 +89,9 @@ class _ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only
 
 class _TextBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     prompt: str | Annotated[list[str | _Token | list[_Token]], msgspec.Meta(min_length=1)]
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=1 << 24)] | None = None
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
+    echo: bool = False
 
 
 Prompt = str | tuple[int, ...]
@@ -113,6 +115,8 @@ class GenerationAsk:
     """How many of the likeliest tokens are reported for each; None: no log-probabilities at all."""
     special: bool = False
     """Whether special tokens are shown in the text of an answer."""
+    echo: bool = False
+    """Whether the prompt comes before the answer, with log-probabilities where those are reported."""
     ignored: tuple[str, ...] = ()
     """Names of parameters that were ignored."""
     grammar: Grammar | None = None
@@ -149,8 +153,12 @@ def read_completion(body: bytes) -> GenerationAsk:
     prompts = _prompts(read.prompt)
     if len(prompts) * read.n > ANSWERS_MAX:
         raise _wrong("n", f"{len(prompts)} prompts with n={read.n} are more than {ANSWERS_MAX} answers: send fewer")
-    ask = ask_of(read, read.max_tokens or TEXT_TOKENS, read.logprobs)
-    return replace(ask, prompts=prompts, ignored=ignored)
+    if read.max_tokens == 0 and not read.echo:
+        raise _wrong("max_tokens", "max_tokens is 0, and nothing is to be answered: send 1 at least, or echo=true")
+    ask = ask_of(read, TEXT_TOKENS if read.max_tokens is None else read.max_tokens, read.logprobs)
+    if read.echo and read.logprobs is not None:
+        ask = replace(ask, sampling=msgspec.structs.replace(ask.sampling, prompt_logprobs=True))
+    return replace(ask, prompts=prompts, echo=read.echo, ignored=ignored)
 
 
 def read_object(body: bytes) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import trio
 
 from peer.errors import BarnraiseError
 from peer.ipc.sampling_options import SEED_MAX
-from swarm.gateway.answer import AnswerPart, TextAnswer, end_session
+from swarm.gateway.answer import AnswerPart, TextAnswer, end_session, prompt_then_answer
 from swarm.gateway.asks import CHAT_TOKENS, GenerationAsk, Prompt
 from swarm.gateway.errors import ApiError, as_api_error
 from swarm.gateway.forced_calls import ForcedCalls, forced_calls
@@ -38,6 +38,8 @@ class EncodedPrompt:
 
     ids: tuple[int, ...]
     count: int
+    text: str = ""
+    """Where it is echoed, the prompt as text."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,11 @@ class Answers:
             answer = TextAnswer(session, self._model, self._stops, special, self._calls(), thinking)
             self._started[index] = answer
             try:
-                async with aclosing(answer.parts(prompt.ids, prompt.count)) as parts:
+                answered = answer.parts(prompt.ids, prompt.count)
+                if self._ask.echo:
+                    answer.lists_end = True  # clients count the tokens after the prompt
+                    answered = prompt_then_answer(session, answer, prompt.ids, prompt.count, prompt.text)
+                async with aclosing(answered) as parts:
                     async for part in parts:
                         await out.send((index, await self._worded(part)))
             except BarnraiseError as error:
@@ -182,6 +188,8 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
         prompts, stops, special = ask.prompts, ask.stops, True
     try:
         encoded = [_fitted(model, await _encode(model, prompt, special), ask.count) for prompt in prompts]
+        if ask.echo:
+            encoded = [await _echoed(model, *one, ask.special) for one in zip(prompts, encoded, strict=True)]
     except BarnraiseError as error:
         raise as_api_error(error) from error
     return Answers(model, ask, encoded, stops, form)
@@ -199,15 +207,23 @@ async def _encode(model: ModelClient, prompt: Prompt, special: bool) -> tuple[in
     return tuple(await model.text.encode(prompt, special=special))
 
 
+async def _echoed(model: ModelClient, prompt: Prompt, encoded: EncodedPrompt, special: bool) -> EncodedPrompt:
+    """Return a prompt with its text: as it came, else that of its tokens. `special`: with special ones."""
+    text = prompt
+    if not isinstance(text, str):
+        (text,) = await model.text.decode([id for id in encoded.ids if special or id not in model.special])
+    return dataclasses.replace(encoded, text=text)
+
+
 def _fitted(model: ModelClient, ids: tuple[int, ...], count: int | None) -> EncodedPrompt:
     """Return a prompt and the length of its answer, which fit the context together. Raises ApiError."""
     context = model.manifest.model.max_seq_len
     if not ids:
         raise ApiError(400, "the prompt is empty: send at least one token", param="prompt")
-    if len(ids) + (count or 1) > context:
+    if len(ids) + (1 if count is None else count) > context:
         wanted = f" and an answer of {count}" if count else ""
         raise _too_long(f"a prompt of {len(ids)} tokens{wanted}", context)
-    return EncodedPrompt(ids, count or min(CHAT_TOKENS, context - len(ids)))
+    return EncodedPrompt(ids, min(CHAT_TOKENS, context - len(ids)) if count is None else count)
 
 
 def _too_long(what: str, context: int) -> ApiError:

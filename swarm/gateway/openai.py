@@ -15,9 +15,11 @@ from swarm.gateway.choices import Usage
 from swarm.gateway.errors import ApiError
 from swarm.gateway.reading.tool_calls import ToolCall
 from swarm.inference.messages import TokenDrawn
+from swarm.inference.prompt_scores import PromptToken
 
 Kind = Literal["chat", "text"]
 Words = Mapping[int, str]
+Listed = TokenDrawn | PromptToken
 _ID_BYTES: Final = 12
 _OBJECTS: Final = {"chat": ("chat.completion", "chat.completion.chunk"), "text": ("text_completion", "text_completion")}
 PIECE_CHARS: Final = 256
@@ -115,7 +117,7 @@ class AnswerFormat:
 
     # -- log-probabilities ---------------------------------------------------------------------------------------------
 
-    def _told(self, index: int, text: str, drawn: Sequence[TokenDrawn], words: Words) -> dict[str, Any] | None:
+    def _told(self, index: int, text: str, drawn: Sequence[Listed], words: Words) -> dict[str, Any] | None:
         """Return what is told of the drawn tokens. `text`: theirs. `words`: the text of each token that is named."""
         begin = self._lengths.get(index, 0)
         self._lengths[index] = begin + len(text)
@@ -134,20 +136,23 @@ class AnswerFormat:
             "text_offset": offsets,
         }
 
-    def _chat_token(self, drawn: TokenDrawn, words: Words) -> dict[str, Any]:
+    def _chat_token(self, drawn: Listed, words: Words) -> dict[str, Any]:
         likeliest = drawn.likeliest[: self._logprobs]
         return {
             **self._valued(drawn.token, drawn.logprob, words),
             "top_logprobs": [self._valued(token, logprob, words) for token, logprob in likeliest],
         }
 
-    def _valued(self, token: int, logprob: float, words: Words) -> dict[str, Any]:
+    def _valued(self, token: int, logprob: float | None, words: Words) -> dict[str, Any]:
         return {"token": words[token], "logprob": logprob, "bytes": self._bytes(token, words[token])}
 
-    def _likeliest(self, drawn: TokenDrawn, words: Words) -> dict[str, float]:
-        """Return the likeliest tokens of a completion, and the drawn one."""
-        told = {_name(token, words): logprob for token, logprob in drawn.likeliest[: self._logprobs]}
-        return {**told, _name(drawn.token, words): drawn.logprob}
+    def _likeliest(self, drawn: Listed, words: Words) -> dict[str, float] | None:
+        """Return the likeliest tokens of a completion, and the drawn one; None for the first one of a prompt. Of two
+        with the same text the likelier counts."""
+        if drawn.logprob is None:
+            return None
+        told = {_name(token, words): logprob for token, logprob in reversed(drawn.likeliest[: self._logprobs])}
+        return {**dict(reversed(told.items())), _name(drawn.token, words): drawn.logprob}
 
     def _bytes(self, token: int, word: str) -> list[int] | None:
         """Return a token's bytes; None where they are a part of a letter, which the tokenizer does not reveal."""

@@ -1,7 +1,7 @@
 """Messages between block servers and clients over flows (`peer.net.flow`).
 
     client -> server    StartSession, PassTokens (to the first), Replay, Rewind, Allow, EndSession
-    server -> client    SessionStarted, SessionRefused, TokenDrawn, NeighbourLost
+    server -> client    SessionStarted, SessionRefused, TokenDrawn, PromptLogprobs, NeighbourLost
     server -> server    PassTokens, with hidden states as the payload; from the last to the first the drawn token
 
 A session is the client's: it starts the session at each server of its route, and names to each the peers that tokens
@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 
 from peer.bounds import Name
-from peer.ipc.block_messages import WireType
+from peer.ipc.block_messages import SCORES_MAX, WireType
 from peer.ipc.sampling_options import Sampling
 
 NAMES_MAX: Final = 2048
@@ -31,6 +31,7 @@ Revision = Annotated[int, msgspec.Meta(ge=0, le=1 << 32)]
 PageName = Annotated[bytes, msgspec.Meta(min_length=16, max_length=16)]
 Ids = Annotated[tuple[Token, ...], msgspec.Meta(max_length=IDS_MAX)]
 Logprob = Annotated[float, msgspec.Meta(ge=-1e9, le=1e9)]
+Likeliest = Annotated[tuple[tuple[Token, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)]
 Sentence = Annotated[str, msgspec.Meta(max_length=300)]
 Cause = Literal["gap", "full", "shape", "value", "not_finite", "unknown", "span", "busy", "lost", "leaving", "commit"]
 
@@ -134,7 +135,19 @@ class TokenDrawn(msgspec.Struct, frozen=True, array_like=True, tag=9):
     position: Position
     token: Token
     logprob: Logprob = 0.0
-    likeliest: Annotated[tuple[tuple[Token, Logprob], ...], msgspec.Meta(max_length=LIKELIEST_MAX)] = ()
+    likeliest: Likeliest = ()
+
+
+class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True, tag=11):
+    """The log-probabilities of some tokens of the prompt, to the client of a session whose `sampling` asks for them. A
+    position's come before the token that is drawn after the prompt, and in order."""
+
+    session: SessionId
+    revision: Revision
+    position: Annotated[int, msgspec.Meta(ge=1, le=1 << 24)]
+    """Of the first of these tokens."""
+    scores: Annotated[tuple[tuple[Logprob, Likeliest], ...], msgspec.Meta(min_length=1, max_length=SCORES_MAX)]
+    """Of each token, with the likeliest tokens at its position, the likeliest first."""
 
 
 class NeighbourLost(msgspec.Struct, frozen=True, array_like=True, tag=10):
@@ -156,4 +169,5 @@ ServingMessage = (
     | EndSession
     | TokenDrawn
     | NeighbourLost
+    | PromptLogprobs
 )

@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
+from swarm.inference.messages import StartSession
 from swarm.inference.record import ServerRecord
 
 SPREAD: Final = 0.1
@@ -35,6 +38,12 @@ class Hop:
 
 
 Route = tuple[Hop, ...]
+
+
+def placed(start: StartSession, route: Route, index: int) -> StartSession:
+    """Return what one server of a route is sent of a session that starts: with its blocks and its neighbours."""
+    hop, source, target = route[index], route[index - 1].peer, route[(index + 1) % len(route)].peer
+    return msgspec.structs.replace(start, first=hop.first, end=hop.end, source=source, target=target)
 
 
 @dataclass(frozen=True)

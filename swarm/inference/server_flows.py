@@ -7,9 +7,16 @@ from typing import Any
 from peer.errors import ProtocolViolation
 from peer.net.flow.flow import Flow
 from peer.net.host import Host
-from swarm.inference.messages import NeighbourLost, ServingMessage, SessionRefused, SessionStarted, TokenDrawn
+from swarm.inference.messages import (
+    NeighbourLost,
+    PromptLogprobs,
+    ServingMessage,
+    SessionRefused,
+    SessionStarted,
+    TokenDrawn,
+)
 
-_FROM_SERVERS = (SessionStarted, SessionRefused, TokenDrawn, NeighbourLost)
+_FROM_SERVERS = (SessionStarted, SessionRefused, TokenDrawn, PromptLogprobs, NeighbourLost)
 
 
 class ServerFlows:

@@ -29,6 +29,7 @@ from swarm.inference.messages import (
     IDS_MAX,
     NeighbourLost,
     PassTokens,
+    PromptLogprobs,
     Replay,
     Rewind,
     ServingMessage,
@@ -38,9 +39,10 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.inference.page_names import page_names
+from swarm.inference.prompt_scores import PromptScores
 from swarm.inference.record import ServedCommit, SessionNeeds
 from swarm.inference.resume import resume
-from swarm.inference.route import Route
+from swarm.inference.route import Route, placed
 from swarm.inference.route_flows import RouteFlows
 from swarm.inference.server_flows import ServerFlows
 from swarm.inference.text_bounds import check_text
@@ -84,6 +86,8 @@ class RemoteSession:
         self._flows = RouteFlows(server_flows)
         self._inbox, self._refusal = Inbox(), ""
         self._allowing = Allowing(grammar)
+        self.scores = PromptScores(self._sampling, model.vocab_size)
+        """Complete when the first token of an answer comes."""
         self._ahead = self._stalled = False
         """Whether the servers may have drawn more than was taken; whether no token has come for `STALL_S`."""
         self._judge = RouteJudge(servers, lambda peer: servers.plan((), "all", self.commit, self._needs, (peer,)))
@@ -112,12 +116,12 @@ class RemoteSession:
     # -- generating ----------------------------------------------------------------------------------------------------
 
     async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[TokenDrawn, None]:
-        """Append `prompt` to the session and yield up to `count` tokens that follow; ends early after a stop token,
-        which is yielded, too. An empty prompt continues where an error ended the last answer.
+        """Append `prompt` to the session and yield up to `count` tokens that follow, of 0 one, too; ends early after a
+        stop token, which is yielded, too. An empty prompt continues where an error ended the last answer.
 
         Raises ConfigError for a text that is too long, NoServers, NetworkError."""
         check_text(self._model, len(self.tokens), prompt, count)
-        end = len(self.tokens) + len(prompt) + count
+        end = len(self.tokens) + len(prompt) + max(1, count)
         self._server_flows.add(self)
         sampling = self._sampling.of_answer(len(self.tokens) + len(prompt)) if prompt else self._sampling
         if self._ahead or (self._revision and sampling != self._sampling):  # servers read it once a session
@@ -127,6 +131,8 @@ class RemoteSession:
         self.tokens += prompt
         self._ahead, self._stalled = True, False
         self._allowing.begin(len(self.tokens), is_new=bool(prompt))
+        if prompt:
+            self.scores.begin(len(self.tokens))
         await self._allowing.follow(self.tokens)  # before a server is asked, as the schema may be refused
         self._judge.begin()
         self._pace = TokenPace(trio.current_time(), len(prompt))
@@ -158,6 +164,7 @@ class RemoteSession:
         self.id = secrets.token_bytes(16)
         self.route, self._revision = (), 0
         self._allowing.forget()
+        self.scores.forget()
         self._inbox.clear()
         self._server_flows.add(self)
 
@@ -201,6 +208,11 @@ class RemoteSession:
             return None  # it has been replaced
         if isinstance(message, TokenDrawn):
             return self._take_token(place, message)
+        if isinstance(message, PromptLogprobs):
+            if place == len(self.route) - 1 and not self.scores.take(message):
+                self._drop(self._judge.misbehaved(flow.peer))
+                self._begin_again()  # it may have sent a token on that was not taken
+            return None
         if isinstance(message, NeighbourLost | SessionRefused) and message.revision == self._revision:
             self._wired = False
             if isinstance(message, NeighbourLost):
@@ -222,7 +234,7 @@ class RemoteSession:
             if is_last and self._allowing.is_masked:
                 self._begin_again()  # it has sent a forbidden token on
             return None
-        if message.position != len(self.tokens):
+        if message.position != len(self.tokens) or not self.scores.is_complete:
             return None  # drawn twice, as after a replacement
         self.tokens.append(message.token)
         if message.revision < self._revision and self._wired:
@@ -326,29 +338,16 @@ class RemoteSession:
             return None
         for peer, rtt_s in self._flows.hold(route).items():
             self._servers.measured(peer, rtt_s)
+        begins = self._revision == 1 or len(fresh) == len(route)
+        names = page_names(self.tokens, self._needs.wire) if begins and not self.scores.is_asked else ()
         for index, hop in enumerate(route):
-            self._say(hop.peer, self._start_message(route, index, end, fresh))
+            self._say(hop.peer, placed(self._start_message(end, names), route, index))
         return await self._answers(route)
 
-    def _start_message(self, route: Route, index: int, end: int, fresh: set[str]) -> StartSession:
-        hop, allowed = route[index], self._allowing.at_start(len(self.tokens), end)
-        alone = len(route) == 1
-        names = page_names(self.tokens, self._needs.wire) if self._revision == 1 or len(fresh) == len(route) else ()
-        return StartSession(
-            self.id,
-            self._revision,
-            hop.first,
-            hop.end,
-            source=route[index - 1].peer,
-            target=route[0].peer if alone else route[(index + 1) % len(route)].peer,
-            sampling=self._sampling,
-            stops=self._stops,
-            names=names,
-            known=len(self.tokens),
-            allowed=allowed,
-            commit=self.commit.name if self.commit is not None else self._needs.adapter,
-            wire=self._needs.wire,
-        )
+    def _start_message(self, end: int, names: tuple[bytes, ...]) -> StartSession:
+        known, commit = len(self.tokens), self.commit.name if self.commit is not None else self._needs.adapter
+        drawing = self._sampling, self._stops, names, known, self._allowing.at_start(known, end)
+        return StartSession(self.id, self._revision, 0, 0, "", "", *drawing, commit, self._needs.wire)
 
     async def _answers(self, route: Route) -> list[int] | None:
         """Wait for all servers. Tokens that come meanwhile are kept in order, also if one fails: those of a server that
@@ -358,7 +357,7 @@ class RemoteSession:
         try:
             while True:
                 for flow, message, at in self._inbox.take():
-                    if isinstance(message, TokenDrawn):
+                    if isinstance(message, TokenDrawn | PromptLogprobs):
                         later.append((flow, message, at))
                     elif getattr(message, "revision", 0) != self._revision or flow.peer not in peers:
                         continue
@@ -382,7 +381,7 @@ class RemoteSession:
     def _go_on(self, haves: list[int], fresh: set[str]) -> None:
         """Have each server send what the next one lacks, and send the first one what it lacks."""
         known, peers = len(self.tokens), [hop.peer for hop in self.route]
-        then = resume(haves, known, [peer in fresh for peer in peers], self._judge.gaps)
+        then = resume(haves, known, [peer in fresh for peer in peers], self._judge.gaps, self.scores.row(known))
         for number, position in then.rewinds.items():
             self._say(peers[number], Rewind(self.id, position))
         for number, position in then.replays.items():

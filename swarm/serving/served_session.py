@@ -11,12 +11,14 @@ from typing import Final
 import trio
 
 from peer.errors import ConnectionLost
+from peer.ipc.block_messages import ScoredPrompt
 from peer.net.flow.flow import Flow
 from swarm.inference.masks import KeptMasks
 from swarm.inference.messages import (
     Cause,
     NeighbourLost,
     PassTokens,
+    PromptLogprobs,
     ServingMessage,
     SessionRefused,
     SessionStarted,
@@ -140,6 +142,9 @@ class ServedSession:
 
     def tell_token(self, position: int, token: int, logprob: float, likeliest: tuple[tuple[int, float], ...]) -> None:
         self.tell(TokenDrawn(self.id, self.start.revision, position, token, logprob, likeliest))
+
+    def tell_scores(self, scored: ScoredPrompt) -> None:
+        self.tell(PromptLogprobs(self.id, self.start.revision, scored.position, scored.scores))
 
     def tell_lost(self) -> None:
         """Tell the client that tokens cannot be passed on."""

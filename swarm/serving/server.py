@@ -19,6 +19,7 @@ from peer.ipc.block_messages import (
     MaskedToken,
     OpenSession,
     RewindSession,
+    ScoredPrompt,
     SessionOpened,
     SetMask,
     SpanOutput,
@@ -221,7 +222,8 @@ class BlockServer:
             session.held = None
             await self._to_worker(RewindSession(session.number, message.position), b"", session)
         elif isinstance(message, Replay):
-            self._replay(session, message)
+            if message.revision == session.start.revision:
+                self._replay(session, message)
         else:
             raise ProtocolViolation(f"a {type(message).__name__}, which only servers send")
 
@@ -235,8 +237,6 @@ class BlockServer:
             await self._to_worker(SetMask(session.number, position), bits, session)
 
     def _replay(self, session: ServedSession, message: Replay) -> None:
-        if message.revision != session.start.revision:
-            return
         try:
             sent = list(session.log.since(message.position, message.known, self._config.chunk_tokens))
         except ValueError as error:
@@ -327,9 +327,10 @@ class BlockServer:
             self.worked_at = trio.current_time()
             await self._pass_on(session, message, payload)
         elif isinstance(message, MaskedToken):
-            drawn = message.position, message.token
-            session.tell_token(*drawn, message.logprob, message.likeliest)
-            await self._hold(session, drawn)
+            session.tell_token(message.position, message.token, message.logprob, message.likeliest)
+            await self._hold(session, (message.position, message.token))
+        elif isinstance(message, ScoredPrompt):
+            session.tell_scores(message)
         elif isinstance(message, SessionOpened):
             session.opened, session.log = True, OutputLog(message.have)
             session.used(message.have, message.have)

@@ -163,4 +163,4 @@ def test_settings_of_an_older_client_are_read_and_an_older_server_reads_those_of
     for new in ({"frequency_penalty": 1.0}, {"presence_penalty": -1.0}, {"logit_bias": ((1, 1.0),)}):
         assert Sampling(**new).options == ("penalties",)
     assert Sampling(masked=True).options == (MASKS,)
-    assert Sampling(masked=True, presence_penalty=1.0).options == OPTIONS
+    assert Sampling(masked=True, presence_penalty=1.0, logprobs=1, prompt_logprobs=True).options == OPTIONS

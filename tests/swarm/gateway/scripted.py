@@ -19,7 +19,8 @@ from peer.worker.text_client import ModelText
 from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.template import open_template
-from swarm.inference.messages import TokenDrawn
+from swarm.inference.messages import PromptLogprobs, TokenDrawn
+from swarm.inference.prompt_scores import PromptScores
 from swarm.inference.route import Hop, RouteView
 from swarm.web.listening import ListenAddress, serve_http
 
@@ -36,11 +37,17 @@ class ScriptedSession:
         self.sampling = sampling
         self.closed = trio.Event()
         self._script = script
+        self.scores = PromptScores(sampling, 256)
 
     async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[TokenDrawn, None]:
         self.tokens += prompt
+        if self.scores.is_asked:
+            self.scores.begin(len(prompt))
+            best = tuple((token, -1.0 - token) for token in range(self.sampling.logprobs))
+            scored = tuple((-100.0 - token, best) for token in prompt[1:])
+            assert len(prompt) == 1 or self.scores.take(PromptLogprobs(bytes(16), 0, 1, scored))
         said = [one for part in self._script for one in (part if isinstance(part, bytes) else [part])]
-        for one in said[:count]:
+        for one in said[: max(1, count)]:
             await trio.lowlevel.checkpoint()
             if isinstance(one, Exception):
                 raise one

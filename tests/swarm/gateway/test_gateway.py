@@ -278,3 +278,27 @@ async def test_ctrl_c_stops_an_answer_and_then_the_chat(served: ServedModel) -> 
         assert " a second, by s0" in terminal.text
         terminal.press("\x03")
         assert await trio.to_thread.run_sync(process.wait, 60) == 130
+
+
+@pytest.mark.parametrize("given", ["text", "ids"])
+def test_the_log_probabilities_of_a_prompt_are_those_of_transformers(client: openai.OpenAI, given: str) -> None:
+    """By two servers; the prompt is longer than a chunk of tokens that they compute at once."""
+    text = "Once upon a time there was a swarm of peers in the thin air. " * 6
+    ids = encoded(text)
+    assert len(ids) > 256
+    with torch.no_grad():
+        logits = reference_model()(torch.tensor([ids])).logits[0]
+    right = torch.log_softmax(logits, -1)
+    prompt: Any = text if given == "text" else [ids, ids[:20]]
+    asked: Any = {"model": NAME, "prompt": prompt, "temperature": 0, "logprobs": 5}
+    for count in (0, 1):
+        body = client.completions.create(**asked, max_tokens=count, echo=True)
+        for choice, own in zip(body.choices, [ids, ids[:20]], strict=False):
+            told = choice.logprobs
+            assert told is not None and told.token_logprobs is not None and told.top_logprobs is not None
+            assert len(told.token_logprobs) == len(told.top_logprobs) == len(told.tokens or ()) == len(own) + count
+            assert choice.text.startswith(decoded(own)) and told.token_logprobs[0] is None
+            values = torch.tensor(told.token_logprobs[1 : len(own)])
+            assert torch.allclose(values, right[torch.arange(len(own) - 1), torch.tensor(own[1:])], atol=1e-4)
+            likeliest = [max(one.values()) for one in told.top_logprobs[1 : len(own)]]
+            assert torch.allclose(torch.tensor(likeliest), right[: len(own) - 1].max(-1).values, atol=1e-4)

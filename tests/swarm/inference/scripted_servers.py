@@ -6,6 +6,7 @@ mock clock's.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any, Final, cast
@@ -14,6 +15,7 @@ import trio
 
 from peer.config import ModelConfig
 from peer.errors import DialError
+from peer.ipc.block_messages import SCORES_MAX
 from peer.ipc.sampling_options import OPTIONS, Sampling
 from swarm.inference.client_view import ServersView
 from swarm.inference.messages import (
@@ -22,6 +24,7 @@ from swarm.inference.messages import (
     EndSession,
     NeighbourLost,
     PassTokens,
+    PromptLogprobs,
     Replay,
     Rewind,
     SessionRefused,
@@ -52,6 +55,12 @@ def answer_to(prompt: Sequence[int], count: int) -> list[int]:
     return text[len(prompt) :]
 
 
+def score_of(position: int, token: int) -> tuple[float, tuple[tuple[int, float], ...]]:
+    """Return the score of a prompt's token, with two likeliest tokens."""
+    best = -0.25 * (position % 7)
+    return best - token / 64, ((position % 300, best), ((position + 1) % 300, best - 0.5))
+
+
 class _Session:
     """What one server has of one session."""
 
@@ -69,7 +78,7 @@ class ScriptedServer:
     def __init__(self, scene: Scene, peer: str, first: int, end: int, step_ms: float = 5.0) -> None:
         self.scene, self.peer, self.first, self.end, self.step_ms = scene, peer, first, end, step_ms
         self.is_open, self.rtt_s, self.prefix = True, 0.002, "192.0.2.0/24"
-        self.starts = 0
+        self.starts, self._on_way = 0, deque[Any]()
         self._sessions: dict[bytes, _Session] = {}
 
     @property
@@ -83,10 +92,14 @@ class ScriptedServer:
         return nullcontext()
 
     def send(self, message: Any, payload: bytes = b"") -> None:
-        self.scene.nursery.start_soon(self._take, message)
+        self._on_way.append(message)
+        self.scene.nursery.start_soon(self._arrive)
+
+    async def _arrive(self) -> None:
+        await trio.sleep(self.rtt_s)
+        await self._take(self._on_way.popleft())  # in order, whichever task wakes first
 
     async def _take(self, message: Any) -> None:
-        await trio.sleep(self.rtt_s)
         if isinstance(message, StartSession):
             self.starts += 1
             self.scene.begun.append(message)
@@ -138,15 +151,26 @@ class ScriptedServer:
         if not new:
             return
         held.ids += new
+        at = len(held.ids)
         await trio.sleep(STEP_S)
         if self.end < MODEL.layers:
             if not held.parked:
                 await self.pass_on(held, PassTokens(message.session, have, new, message.draws))
-        elif message.draws and len(held.ids) >= held.known:
-            at = len(held.ids)
-            held.pending = at, drawn_after(at, held.ids[-1])
+            return
+        self.score(held, range(max(1, have), at))
+        if message.draws and at >= held.known:
+            held.pending = at, drawn_after(at, new[-1])
             self.tell(TokenDrawn(held.start.session, held.start.revision, *held.pending))
             await self._pass_pending(held)
+
+    def score(self, held: _Session, positions: range) -> None:
+        """Tell the scores of these positions of the prompt, in parts."""
+        sampling = held.start.sampling
+        if sampling.prompt_logprobs:
+            asked = [at for at in positions if at < sampling.counted_from]
+            for start in range(0, len(asked), SCORES_MAX):
+                scores = tuple(score_of(at, held.ids[at]) for at in asked[start : start + SCORES_MAX])
+                self.tell(PromptLogprobs(held.start.session, held.start.revision, asked[start], scores))
 
     async def _pass_pending(self, held: _Session) -> None:
         if held.pending is None or held.parked or not held.known <= held.pending[0] < held.allowed - 1:
@@ -263,3 +287,8 @@ class Scene:
         session = self._sessions.get(message.session)
         if session is not None:
             session.take(cast(Any, server), message)
+
+    def flow_ended(self, server: ScriptedServer) -> None:
+        """Tell the sessions of the client that a flow has ended."""
+        for session in tuple(self._sessions.values()):
+            session.flow_ended(cast(Any, server))
