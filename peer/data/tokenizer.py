@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,8 @@ _PIECE_CHARACTERS = 1 << 16
 _BATCH_PIECES = 64
 _BATCH_CHARACTERS = 2 << 20
 _LINE_CHARACTERS_MAX = 1 << 18
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+"""How the vocabularies of SentencePiece write a byte."""
 
 
 class Tokenizer(Protocol):
@@ -63,6 +66,11 @@ class Tokenizer(Protocol):
 
     def decode(self, ids: list[int]) -> str: ...
 
+    def bytes_of(self, id: int) -> bytes | None:
+        """Return the bytes of a token that is a part of a letter, which `decode` cannot show; None where the tokenizer
+        does not say."""
+        ...
+
     def save(self, folder: Path) -> None:
         """Write files that `transformers.AutoTokenizer` loads to the same ids."""
         ...
@@ -89,6 +97,9 @@ class ByteTokenizer:
 
     def decode(self, ids: list[int]) -> str:
         return bytes(min(id, 255) for id in ids).decode(errors="replace")  # 255 is in no UTF-8: ids without a byte
+
+    def bytes_of(self, id: int) -> bytes | None:
+        return bytes([id]) if id < 256 else None
 
     def save(self, folder: Path) -> None:
         """Write a byte-level BPE without merges, whose vocabulary is the printable stand-in of each byte."""
@@ -151,6 +162,14 @@ class FileTokenizer:
         with _panics_as_errors():
             text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+    def bytes_of(self, id: int) -> bytes | None:
+        with _panics_as_errors():
+            piece = self._tokenizer.id_to_token(id) or ""
+        if fallback := _BYTE.fullmatch(piece):
+            return bytes([int(fallback[1], 16)])
+        found = [_BYTE_OF.get(letter) for letter in piece]
+        return bytes(byte for byte in found if byte is not None) if found and None not in found else None
 
     def save(self, folder: Path) -> None:
         _save_hub(self._tokenizer, folder)
@@ -257,3 +276,6 @@ def _stand_in(byte: int) -> str:
         return chr(byte)
     unprintable = [b for b in range(256) if not (33 <= b <= 126 or 161 <= b <= 172 or 174 <= b <= 255)]
     return chr(256 + unprintable.index(byte))
+
+
+_BYTE_OF = {_stand_in(byte): byte for byte in range(256)}

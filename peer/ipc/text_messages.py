@@ -13,6 +13,7 @@ TEXT_CHARS_MAX = 2 << 20
 """Of a text to tokenize, and of a conversation."""
 DECODED_CHARS_MAX = 4 << 20
 SEQUENCES_MAX = 1024
+TOKEN_BYTES_MAX = 1 << 10
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(max_length=TEXT_CHARS_MAX)]
@@ -50,6 +51,12 @@ class DecodeTokens(Command, frozen=True, tag="decode"):
     sequences: list[list[int]]
 
 
+class BytesOfTokens(Command, frozen=True, tag="bytes_of"):
+    """Asks for the bytes of tokens that are parts of letters, as TokensBytes."""
+
+    ids: list[int]
+
+
 class ListSpecial(Command, frozen=True, tag="special"):
     """Requests the ids of the tokenizer's special tokens, as TokenIds."""
 
@@ -71,5 +78,9 @@ class RenderedChat(msgspec.Struct, frozen=True):
     fault: Annotated[str, msgspec.Meta(max_length=1024)] = ""
 
 
-TextCommand = EncodeText | DecodeTokens | ListSpecial | RenderChat
+TextCommand = EncodeText | DecodeTokens | BytesOfTokens | ListSpecial | RenderChat
+TokensBytes = Annotated[
+    list[Annotated[bytes, msgspec.Meta(max_length=TOKEN_BYTES_MAX)] | None], msgspec.Meta(max_length=SEQUENCES_MAX)
+]
+"""None for a token whose bytes the tokenizer does not say."""
 Texts = Annotated[list[DecodedText], msgspec.Meta(max_length=SEQUENCES_MAX)]

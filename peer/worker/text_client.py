@@ -10,7 +10,7 @@ import itertools
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import trio
 
@@ -22,6 +22,7 @@ from peer.ipc.messages import ModelLoaded, WorkerReply
 from peer.ipc.text_messages import (
     SEQUENCES_MAX,
     TEXT_CHARS_MAX,
+    BytesOfTokens,
     DecodeTokens,
     EncodeText,
     ListSpecial,
@@ -29,6 +30,7 @@ from peer.ipc.text_messages import (
     TextCommand,
     Texts,
     TokenIds,
+    TokensBytes,
 )
 from peer.plain_text import plain
 from peer.worker.process import WorkerProcess, handshake, make_private
@@ -38,6 +40,8 @@ _START_S: Final = 60.0
 _TOKENIZER_BYTES_MAX: Final = 2 << 30  # the library takes some 20 times the file
 TEMPLATE_BYTES_MAX: Final = 256 << 20
 _LOG: Final = "text-worker.log"
+UNFINISHED: Final = "\ufffd"
+"""In the text of tokens that are parts of letters."""
 _Body = TypeVar("_Body")
 
 
@@ -122,6 +126,19 @@ class TextProcess:
         return reply.result(kind)
 
 
+class TokenWord(NamedTuple):
+    """One token alone."""
+
+    text: str
+    content: bytes | None
+    """Its bytes; None for a part of a letter that the tokenizer does not reveal."""
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a part of a letter, whose text many tokens share."""
+        return UNFINISHED in self.text
+
+
 class ModelText:
     """The tokenizer of a model. Bytes need no process."""
 
@@ -164,12 +181,25 @@ class ModelText:
         command = DecodeTokens(self._process.next_id(), [list(ids) for ids in sequences])
         return list(await self._ask(self._process, command, Texts))
 
-    async def words(self, ids: Iterable[int]) -> dict[int, str]:
-        """Return the text of each token alone."""
-        known, texts = sorted(set(ids)), list[str]()
+    async def words(self, ids: Iterable[int]) -> dict[int, TokenWord]:
+        """Return each token alone. Raises WorkerError."""
+        known, found = sorted(set(ids)), dict[int, TokenWord]()
         for start in range(0, len(known), SEQUENCES_MAX):
-            texts += await self.decode(*([id] for id in known[start : start + SEQUENCES_MAX]))
-        return dict(zip(known, texts, strict=True))
+            part = known[start : start + SEQUENCES_MAX]
+            for id, text in zip(part, await self.decode(*([id] for id in part)), strict=True):
+                found[id] = TokenWord(text, text.encode())
+        parts = [id for id, word in found.items() if word.is_part]
+        for start in range(0, len(parts), SEQUENCES_MAX):
+            part = parts[start : start + SEQUENCES_MAX]
+            for id, content in zip(part, await self._bytes_of(part), strict=True):
+                found[id] = TokenWord(found[id].text, content)
+        return found
+
+    async def _bytes_of(self, ids: list[int]) -> list[bytes | None]:
+        if self._process is None:
+            return [self._bytes.bytes_of(id) for id in ids]
+        command = BytesOfTokens(self._process.next_id(), ids)
+        return list(await self._ask(self._process, command, TokensBytes))
 
     @staticmethod
     async def _ask(process: TextProcess, command: TextCommand, kind: Any) -> Any:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from peer.errors import ConfigError
 from peer.ipc.messages import ModelLoaded
-from peer.ipc.text_messages import EncodeText, ListSpecial, LoadText, RenderChat, RenderedChat, TextCommand
+from peer.ipc.text_messages import (
+    TOKEN_BYTES_MAX,
+    BytesOfTokens,
+    EncodeText,
+    ListSpecial,
+    LoadText,
+    RenderChat,
+    RenderedChat,
+    TextCommand,
+)
 from peer.worker.control_link import ControlLink
 
 if TYPE_CHECKING:
@@ -68,6 +77,9 @@ class TextWorker:
         assert self._tokenizer is not None
         if isinstance(command, EncodeText):
             return self._tokenizer.encode(command.text, special=command.special)
+        if isinstance(command, BytesOfTokens):
+            found = [self._tokenizer.bytes_of(id) for id in command.ids]
+            return [None if one is None or len(one) > TOKEN_BYTES_MAX else one for one in found]
         if isinstance(command, ListSpecial):
             return sorted(self._tokenizer.special)
         return [self._tokenizer.decode(ids) if ids else "" for ids in command.sequences]

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal
 
+from peer.worker.text_client import TokenWord
 from swarm.gateway.reading.thinking import ThoughtPiece, ThoughtStream
 from swarm.gateway.reading.tool_calls import CallStream, FoundPart, ToolCall
 from swarm.inference.client import ModelClient
@@ -34,8 +35,8 @@ class AnswerPart:
     """Calls of functions, behind the text."""
     thought: str = ""
     """What the model thinks, before the text."""
-    words: Mapping[int, str] = field(default_factory=dict)
-    """Where log-probabilities are reported, the text of each token that is named."""
+    words: Mapping[int, TokenWord] = field(default_factory=dict)
+    """Where log-probabilities are reported, each token that is named."""
 
 
 class TextAnswer:

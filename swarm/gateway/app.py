@@ -109,7 +109,7 @@ class GenerationEndpoint:
 
 def _form(kind: Kind, ask: GenerationAsk, model: ModelClient) -> ResponseWriter:
     hidden = frozenset[int]() if ask.special else model.special
-    return AnswerFormat(kind, model.name, model.text.is_bytes, ask.logprobs, hidden, ask.include_usage)
+    return AnswerFormat(kind, model.name, ask.logprobs, hidden, ask.include_usage)
 
 
 def gateway_app(gateway: Gateway) -> Starlette:

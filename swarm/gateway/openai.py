@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from peer.worker.text_client import TokenWord
 from swarm.gateway.answer import AnswerPart, Finish
 from swarm.gateway.asks import THOUGHT
 from swarm.gateway.choices import Usage
@@ -18,19 +19,17 @@ from swarm.inference.messages import TokenDrawn
 from swarm.inference.prompt_scores import PromptToken
 
 Kind = Literal["chat", "text"]
-Words = Mapping[int, str]
+Words = Mapping[int, TokenWord]
 Listed = TokenDrawn | PromptToken
 _ID_BYTES: Final = 12
 _OBJECTS: Final = {"chat": ("chat.completion", "chat.completion.chunk"), "text": ("text_completion", "text_completion")}
 PIECE_CHARS: Final = 256
 """Of a call's arguments, in one chunk of a stream."""
-_UNFINISHED: Final = "\ufffd"
 
 
 class AnswerFormat:
-    """The format of the answers to one request. `is_bytes`: a token is a byte. `logprobs`: how many of the likeliest
-    tokens are reported; None: none. `hidden`: tokens that are not in the text. `has_usage`: a stream ends with the
-    usage."""
+    """The format of the answers to one request. `logprobs`: how many of the likeliest tokens are reported; None: none.
+    `hidden`: tokens that are not in the text. `has_usage`: a stream ends with the usage."""
 
     last: Final = b"data: [DONE]\n\n"
 
@@ -38,13 +37,12 @@ class AnswerFormat:
         self,
         kind: Kind,
         model: str,
-        is_bytes: bool,
         logprobs: int | None,
         hidden: Collection[int] = (),
         has_usage: bool = False,
     ) -> None:
         self._kind: Kind = kind
-        self._is_bytes, self._logprobs, self._hidden, self._has_usage = is_bytes, logprobs, hidden, has_usage
+        self._logprobs, self._hidden, self._has_usage = logprobs, hidden, has_usage
         self._lengths: dict[int, int] = {}  # of each choice's text so far
         self._calls: dict[int, int] = {}  # how many each choice has had
         self._frame = {
@@ -118,7 +116,7 @@ class AnswerFormat:
     # -- log-probabilities ---------------------------------------------------------------------------------------------
 
     def _told(self, index: int, text: str, drawn: Sequence[Listed], words: Words) -> dict[str, Any] | None:
-        """Return what is told of the drawn tokens. `text`: theirs. `words`: the text of each token that is named."""
+        """Return what is told of the drawn tokens. `text`: theirs. `words`: each token that is named."""
         begin = self._lengths.get(index, 0)
         self._lengths[index] = begin + len(text)
         if self._logprobs is None:
@@ -128,7 +126,7 @@ class AnswerFormat:
         offsets, at = list[int](), begin
         for one in drawn:
             offsets.append(at)
-            at += 0 if one.token in self._hidden else len(words[one.token])
+            at += 0 if one.token in self._hidden else len(words[one.token].text)
         return {
             "tokens": [_name(one.token, words) for one in drawn],
             "token_logprobs": [one.logprob for one in drawn],
@@ -139,12 +137,9 @@ class AnswerFormat:
     def _chat_token(self, drawn: Listed, words: Words) -> dict[str, Any]:
         likeliest = drawn.likeliest[: self._logprobs]
         return {
-            **self._valued(drawn.token, drawn.logprob, words),
-            "top_logprobs": [self._valued(token, logprob, words) for token, logprob in likeliest],
+            **_valued(drawn.logprob, words[drawn.token]),
+            "top_logprobs": [_valued(logprob, words[token]) for token, logprob in likeliest],
         }
-
-    def _valued(self, token: int, logprob: float | None, words: Words) -> dict[str, Any]:
-        return {"token": words[token], "logprob": logprob, "bytes": self._bytes(token, words[token])}
 
     def _likeliest(self, drawn: Listed, words: Words) -> dict[str, float] | None:
         """Return the likeliest tokens of a completion, and the drawn one; None for the first one of a prompt. Of two
@@ -154,16 +149,14 @@ class AnswerFormat:
         told = {_name(token, words): logprob for token, logprob in reversed(drawn.likeliest[: self._logprobs])}
         return {**dict(reversed(told.items())), _name(drawn.token, words): drawn.logprob}
 
-    def _bytes(self, token: int, word: str) -> list[int] | None:
-        """Return a token's bytes; None where they are a part of a letter, which the tokenizer does not reveal."""
-        if self._is_bytes:
-            return [token] if token < 256 else None
-        return None if _UNFINISHED in word else list(word.encode())
+
+def _valued(logprob: float | None, word: TokenWord) -> dict[str, Any]:
+    return {"token": word.text, "logprob": logprob, "bytes": None if word.content is None else list(word.content)}
 
 
 def _name(token: int, words: Words) -> str:
     """Return a token's text; of a part of a letter, whose text many tokens share, its id as vLLM writes it."""
-    return f"token_id:{token}" if _UNFINISHED in words[token] else words[token]
+    return f"token_id:{token}" if words[token].is_part else words[token].text
 
 
 def _call(call: ToolCall) -> dict[str, Any]:

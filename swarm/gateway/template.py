@@ -50,10 +50,10 @@ class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
     role: Annotated[str, msgspec.Meta(max_length=64)]
     content: Annotated[str, msgspec.Meta(max_length=16 << 20)]
     calls: Annotated[tuple[PastCall, ...], msgspec.Meta(max_length=CALLS_MAX)] = ()
-    tool_call_id: str = ""
+    tool_call_id: Annotated[str, msgspec.Meta(max_length=CALL_ID_CHARS_MAX)] = ""
     """Of a call's result: which one it answers, and the function's name."""
-    name: str = ""
-    thought: str = ""
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    thought: Annotated[str, msgspec.Meta(max_length=16 << 20)] = ""
     """What an assistant has thought before it, as the client sent it back."""
 
 

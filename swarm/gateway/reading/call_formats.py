@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -153,7 +153,7 @@ _ABSENT: Final = msgspec.Raw(b"")
 class _Written(msgspec.Struct):
     """A call as JSON. The arguments stay as the model wrote them."""
 
-    name: str
+    name: Annotated[str, msgspec.Meta(max_length=64)]
     arguments: msgspec.Raw = _ABSENT
     parameters: msgspec.Raw = _ABSENT
 

@@ -26,6 +26,18 @@ def test_invalid_utf8_is_decoded() -> None:
     assert ByteTokenizer().decode([0x41, 0xFF, 0x42]) == "A\N{REPLACEMENT CHARACTER}B"
 
 
+def test_parts_of_letters_have_their_bytes() -> None:
+    """Of a byte-level vocabulary, and of one that falls back to bytes; not of one that has neither."""
+    byte_level = Tokenizer(models.BPE(vocab={"Ã": 0, "â": 1, "âĤ": 2, "the": 3}, merges=[]))
+    fallback = Tokenizer(
+        models.BPE(vocab={"<0xE2>": 0, "<0x82>": 1, "▁the": 2, "<unk>": 3}, merges=[], unk_token="<unk>")
+    )
+    assert [FileTokenizer(byte_level).bytes_of(id) for id in range(4)] == [b"\xc3", b"\xe2", b"\xe2\x82", b"the"]
+    assert [FileTokenizer(fallback).bytes_of(id) for id in range(4)] == [b"\xe2", b"\x82", None, b"<unk>"]
+    assert FileTokenizer(fallback).bytes_of(9) is None
+    assert ByteTokenizer().bytes_of(0xE2) == b"\xe2" and ByteTokenizer().bytes_of(300) is None
+
+
 def test_a_tokenizer_json_is_used_as_it_is(tmp_path: Path) -> None:
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

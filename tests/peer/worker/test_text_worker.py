@@ -52,7 +52,9 @@ async def test_ids_and_texts_are_those_of_the_library() -> None:
         assert ids == tokenizer().encode("the rain\u20ac <|im_end|>").ids
         assert await text.decode(ids, [], ids[:2]) == ["the rain\u20ac <|im_end|>", "", "the "]
         assert text.special == {261, 262}
-        assert await text.words([256, 257, 256]) == {256: "th", 257: "the"}
+        assert await text.words([256, 257, 256]) == {256: ("th", b"th"), 257: ("the", b"the")}
+        part = {226: ("\ufffd", b"\xe2"), 32: (" ", b" "), 261: ("<|im_start|>", b"<|im_start|>")}
+        assert await text.words(part) == part, "of a letter's first byte the text is no letter"
         assert await text.encode("\udce9", special=False) == [ord("?")], "of a command line that is not UTF-8"
     assert not children()
 
@@ -101,4 +103,5 @@ async def test_a_text_without_bounds_is_refused_here() -> None:
 async def test_bytes_need_no_process() -> None:
     async with open_model_text(b"", 256) as text:
         assert text.is_bytes and await text.decode(await text.encode("€", special=True)) == ["€"]
+        assert await text.words([65, 226, 300]) == {65: ("A", b"A"), 226: ("\ufffd", b"\xe2"), 300: ("\ufffd", None)}
     assert not children()

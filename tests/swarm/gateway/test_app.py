@@ -338,7 +338,7 @@ async def test_a_server_that_stops_sends_nothing_behind_half_a_head() -> None:
     used: Any = model
     answers = await prepare(used, ChatTemplate(), read_chat(json.dumps(HELLO).encode()))
     connection = respond.Connection(receive, send)
-    responder = respond.Responder(answers, AnswerFormat("chat", "m", True, None), connection, model.events)
+    responder = respond.Responder(answers, AnswerFormat("chat", "m", None), connection, model.events)
     with trio.fail_after(300):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(partial(responder.run, trio.CapacityLimiter(1), stream=True))
