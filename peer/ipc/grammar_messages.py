@@ -43,7 +43,7 @@ class LoadGrammar(msgspec.Struct, frozen=True, tag="load_grammar", kw_only=True)
     directory: str
     """The one folder that the worker may write."""
     memory_bytes: int
-    """The most that the process may allocate."""
+    """The most that the process may allocate, beside what it has once it has loaded."""
 
 
 class BeginGrammar(Command, frozen=True, tag="begin_grammar"):

@@ -10,6 +10,7 @@ import resource
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from peer.errors import ConfigError
@@ -56,8 +57,7 @@ class TextWorker:
             from peer.data.chat_template import ChatTemplateCode
 
             self._template = ChatTemplateCode(load.chat_template, load.bos, load.eos)
-        with suppress(ValueError, OSError):  # not on every system
-            resource.setrlimit(resource.RLIMIT_DATA, (load.memory_bytes, load.memory_bytes))
+        hold_memory(load.memory_bytes)
         link.send(ModelLoaded(device="", bf16=False, compiled=False))
 
     def run(self) -> None:
@@ -91,6 +91,15 @@ class TextWorker:
                 return RenderedChat(text=self._template.render(command.messages, command.tools))
         except ValueError as error:
             return RenderedChat(fault=str(error))
+
+
+def hold_memory(size_bytes: int) -> None:
+    """Have the kernel refuse this process more memory than so many bytes beside what it has."""
+    held = 0
+    with suppress(OSError):  # not on every system
+        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_DATA, (held + size_bytes, held + size_bytes))
 
 
 @contextmanager

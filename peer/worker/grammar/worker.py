@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, ClassVar, Final
 
 from peer.errors import ConfigError
@@ -22,7 +20,7 @@ from peer.ipc.grammar_messages import (
 from peer.ipc.messages import ModelLoaded
 from peer.worker.control_link import ControlLink
 from peer.worker.grammar.vocabulary import read_vocabulary
-from peer.worker.text_worker import processor_time
+from peer.worker.text_worker import hold_memory, processor_time
 
 GRAMMAR_CPU_S: Final = 2.0
 """CPU time for one command; then the kernel ends the process."""
@@ -85,8 +83,7 @@ class GrammarWorker:
         self._link, self._load = link, load
         self._vocabulary = read_vocabulary(load.tokenizer, load.vocab_size)
         self._matchers: OrderedDict[int, _Matcher] = OrderedDict()  # in the order of their last use
-        with suppress(ValueError, OSError):  # not on every system
-            resource.setrlimit(resource.RLIMIT_DATA, (load.memory_bytes, load.memory_bytes))
+        hold_memory(load.memory_bytes)
         link.send(ModelLoaded(device="", bf16=False, compiled=False))
 
     def run(self) -> None:
