@@ -88,7 +88,7 @@ async def all_answers(answers: list[Answer]) -> None:
             nursery.start_soon(answer.run)
 
 
-@pytest.mark.parametrize("name", SWARMS)
+@pytest.mark.parametrize("name", [pytest.param("one server", marks=pytest.mark.soak), "two servers"])
 async def test_answers_satisfy_their_schemas(swarms: dict[str, ServingSwarm], name: str) -> None:
     """All at once, in the same steps as answers without masks, which are what they are alone."""
     async with swarms[name].client() as model:
@@ -125,7 +125,7 @@ async def test_a_seed_draws_the_same_answer_from_one_server_and_from_two(swarms:
 LETTERS = {"type": "string", "pattern": "^[a-z]{60}$"}
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.soak), 1])
 async def test_a_server_that_is_killed_costs_no_token(tmp_path: Path, place: int) -> None:
     async with open_serving(tmp_path, s0="0:3", s1="3:6", s2="0:3", s3="3:6") as swarm, swarm.client() as model:
         calm = Answer(model, LETTERS, 7)

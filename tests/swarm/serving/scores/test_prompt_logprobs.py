@@ -40,7 +40,9 @@ async def scored(model: ModelClient, session: RemoteSession, prompt: list[int]) 
     return drawn.token
 
 
-@pytest.mark.parametrize("servers", [{"whole": "0:6"}, {"s0": "0:3", "s1": "3:6"}])
+@pytest.mark.parametrize(
+    "servers", [pytest.param({"whole": "0:6"}, marks=pytest.mark.soak), {"s0": "0:3", "s1": "3:6"}]
+)
 async def test_every_position_is_scored_as_transformers_does(tmp_path: Path, servers: dict[str, str]) -> None:
     """Twice, so that kept pages would be there; beside a session that uses them."""
     async with open_serving(tmp_path, **servers) as swarm, swarm.client() as model:
@@ -52,7 +54,7 @@ async def test_every_position_is_scored_as_transformers_does(tmp_path: Path, ser
             plain.close()
 
 
-@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("place", [pytest.param(0, marks=pytest.mark.soak), 1])
 async def test_a_server_that_is_killed_midway_costs_no_position(tmp_path: Path, place: int) -> None:
     async with open_serving(tmp_path, s0="0:3", s1="3:6", s2="0:3", s3="3:6") as swarm, swarm.client() as model:
         session = model.session(Sampling(logprobs=COUNT, prompt_logprobs=True))
