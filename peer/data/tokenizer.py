@@ -121,7 +121,7 @@ class FileTokenizer:
         self.special = frozenset(id for id, token in added.items() if token.special)
 
     def encode(self, text: str, *, special: bool = False) -> list[int]:
-        with _panics_as_errors():
+        with panics_as_errors():
             ids: list[int] = self._tokenizer.encode(text, add_special_tokens=special).ids
         return ids
 
@@ -130,7 +130,7 @@ class FileTokenizer:
         hundred bytes a token and more, so a batch is a part of the file."""
         pieces, ids = _pieces(data.decode(errors="replace")), list[npt.NDArray[np.int32]]()
         while batch := list(itertools.islice(pieces, _BATCH_PIECES)):
-            with _panics_as_errors():
+            with panics_as_errors():
                 encodings = self._tokenizer.encode_batch_fast(batch, add_special_tokens=False)
             ids.extend(np.asarray(encoding.ids, dtype=np.int32) for encoding in encodings)
         return np.concatenate(ids)
@@ -139,7 +139,7 @@ class FileTokenizer:
         """Encode pieces cut at line ends, those of a long line anywhere. A batch holds pieces of several texts."""
         of_text = list[npt.NDArray[np.int32]]()
         for batch in _batches(texts):
-            with _panics_as_errors():
+            with panics_as_errors():
                 encodings = self._tokenizer.encode_batch_fast([piece for piece, _ in batch], add_special_tokens=False)
             for encoding, (_, is_last) in zip(encodings, batch, strict=True):
                 of_text.append(np.asarray(encoding.ids, dtype=np.int32))
@@ -149,7 +149,7 @@ class FileTokenizer:
 
     def encode_marked(self, texts: Iterable[MarkedText]) -> Iterator[tuple[Ids, Marks]]:
         for batch in _bounded(texts):
-            with _panics_as_errors():
+            with panics_as_errors():
                 encodings = self._tokenizer.encode_batch([each.text for each in batch], add_special_tokens=False)
             for encoding, each in zip(encodings, batch, strict=True):
                 starts = np.array([start for start, _ in encoding.offsets], np.int64)
@@ -159,12 +159,12 @@ class FileTokenizer:
                 yield np.asarray(encoding.ids, dtype=np.int32), marks
 
     def decode(self, ids: list[int]) -> str:
-        with _panics_as_errors():
+        with panics_as_errors():
             text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
 
     def bytes_of(self, id: int) -> bytes | None:
-        with _panics_as_errors():
+        with panics_as_errors():
             piece = self._tokenizer.id_to_token(id) or ""
         if fallback := _BYTE.fullmatch(piece):
             return bytes([int(fallback[1], 16)])
@@ -196,7 +196,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
 def read_tokenizer(content: bytes, name: str = "the run's tokenizer") -> Tokenizer:
     """Read the content of a `tokenizer.json`; `name` is its name in errors. Raises ConfigError."""
     check_tokenizer(content, name)
-    with _panics_as_errors(name):
+    with panics_as_errors(name):
         try:
             tokenizer = HubTokenizer.from_buffer(content)
         except Exception as error:  # the Rust binding raises bare Exception for malformed content
@@ -255,7 +255,8 @@ def _short_pieces(text: str) -> Iterator[str]:
 
 
 @contextmanager
-def _panics_as_errors(name: str = "the run's tokenizer") -> Iterator[None]:
+def panics_as_errors(name: str = "the run's tokenizer") -> Iterator[None]:
+    """Raise ConfigError where a library in Rust panics on the tokenizer of that `name`."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens of a prompt, from the hidden states behind the tokens before them.
+"""Log-probabilities of the tokens of a prompt, from the hidden states of the tokens before them.
 
 Logits (rows, V) of a long prompt would take gigabytes. They are made for some rows at a time, and of each row only the
 log-probability of its next token and the likeliest ones are kept.
@@ -24,7 +24,7 @@ class PromptScorer:
     def __init__(self, end: int, count: int, vocab_size: int) -> None:
         self._end, self._count, self._rows = end, count, max(1, LOGITS_MAX // vocab_size)
         self._held: tuple[int, Tensor] | None = None
-        """A position, and the row (C,) behind it, whose next token is to come."""
+        """A position, and the row (C,) after it, which waits for the next token."""
 
     def take(
         self, position: int, rows: Tensor, known: Sequence[int], logits: Callable[[Tensor], Tensor]

@@ -28,7 +28,7 @@ CHUNK_TOKENS: Final = 256
 LOGPROB_MIN: Final = -1e9
 """Lower log-probabilities are reported as this one."""
 SCORES_MAX: Final = 64
-"""Positions of a prompt in one message: so many fit a small one with all their likeliest tokens."""
+"""Positions of a prompt in one message: 64 fit a small one with all their likeliest tokens."""
 REASON_MAX: Final = 300
 _HEAD: Final = struct.Struct("<I")
 _RING_BYTES_MIN: Final = 1 << 20

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from peer.data.tokenizer import panics_as_errors
 from peer.data.tokenizer_rules import TOKENIZER_BYTES_MAX, check_tokenizer
 from peer.errors import ConfigError
 from peer.files import read_bounded
@@ -49,23 +50,22 @@ def read_vocabulary(path: str, vocab_size: int) -> Any:
     else:
         content = read_bounded(Path(path), TOKENIZER_BYTES_MAX)
         check_tokenizer(content, "the model's tokenizer")
-        with panics_as_errors():
+        with _taken():
             own = LLTokenizer(content.decode(), n_vocab=vocab_size, eos_token=0)
             tokens = [own.decode_bytes([id]) for id in range(vocab_size)]
             special = [id for id in range(vocab_size) if own.is_special_token(id)]
         wrapped = _Tokens(tokens, special, own)
-    with panics_as_errors():
+    with _taken():
         return LLTokenizer(wrapped, n_vocab=vocab_size + 1, eos_token=vocab_size, slices=LLTokenizer.json_slices())
 
 
 @contextmanager
-def panics_as_errors() -> Iterator[None]:
-    """Raise ConfigError for what the library, which is Rust, raises on a tokenizer that it does not take."""
+def _taken() -> Iterator[None]:
+    """Raise ConfigError for a tokenizer that llguidance does not take."""
     try:
-        yield
-    except BaseException as error:
-        if not isinstance(error, ValueError) and type(error).__module__ != "pyo3_runtime":
-            raise
+        with panics_as_errors("the model's tokenizer"):
+            yield
+    except ValueError as error:
         raise ConfigError(
             f"the model's tokenizer does not go with grammars ({str(error)[:_REASON_CHARS]}): use another model"
         ) from error

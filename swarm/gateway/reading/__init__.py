@@ -1,1 +1,1 @@
-"""What a model writes: its thinking, text, and calls of functions, told apart piece by piece."""
+"""What a model writes: its thinking, text, and calls of functions, separated piece by piece."""

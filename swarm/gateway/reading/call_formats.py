@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
@@ -33,16 +33,15 @@ _PARAMETER_BEGINS: Final = "<parameter="
 _PARAMETER_ENDS: Final = "</parameter>"
 
 
-class Extent:
+class Extent(Protocol):
     """The text of a call, of which more may come."""
 
     def end(self, text: str) -> int | None:
         """Return where the text of the call ends, None if more is needed. `text`: the same as last time, or longer.
         Raises ValueError if this is no call."""
-        raise NotImplementedError
 
 
-class Brackets(Extent):
+class Brackets:
     """A text in brackets, from its first one on. A bracket in quotes is a letter."""
 
     def __init__(self, begin: int, is_python: bool = False) -> None:
@@ -89,7 +88,7 @@ class Brackets(Extent):
         return False
 
 
-class Tags(Extent):
+class Tags:
     """A text in tags, up to the </function> behind its last parameter."""
 
     def __init__(self, begin: int) -> None:
