@@ -28,7 +28,6 @@ _FORBIDDEN: Final[dict[str, tuple[int | None, int | None]]] = {
     "kcmp": (312, 272),
     "pidfd_open": (434, 434),
     "process_mrelease": (448, 448),
-    "setpriority": (141, 140),
     "ioprio_set": (251, 30),
     # memory, messages and semaphores that processes of a user have in common by numbers and names
     "shmget": (29, 194),
@@ -136,6 +135,7 @@ _OF_ITSELF: Final[dict[str, tuple[int, int]]] = {  # their first argument is a p
     "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }
+_SET_PRIORITY: Final = (141, 140)
 _SET_AFFINITY: Final = (203, 122)
 _SIGNALS: Final = {"kill": (62, 129), "tgkill": (234, 131)}  # the C library's abort uses the second
 _BY_COMMAND: Final[dict[str, tuple[int, int, tuple[int, ...]]]] = {  # forbidden are these second arguments
@@ -228,6 +228,7 @@ def filter_code(
             code += _where(number, [_FORBID])
     for numbers in _OF_ITSELF.values():
         code += _where(numbers[column], _unless_first_is(0, _FORBID))
+    code += _where(_SET_PRIORITY[column], _only_itself())
     # OpenMP binds each of its threads (OMP_PROC_BIND) by a number that no filter knows, and ends the process if that
     # fails. Such threads go where the kernel puts them.
     code += _where(_SET_AFFINITY[column], _unless_first_is(0, _PASS_OVER))
@@ -251,6 +252,12 @@ def filter_code(
 
 def _unless_first_is(value: int, end: _Instruction) -> list[_Instruction]:
     return [(_LOAD, 0, 0, _AT_ARGUMENT[0]), (_IF_EQUAL, 1, 0, value), end, _NUMBER]
+
+
+def _only_itself() -> list[_Instruction]:
+    """A kind of target, where 0 is a process, and which, where 0 is the caller."""
+    tests = [one for at in _AT_ARGUMENT[:2] for one in ((_LOAD, 0, 0, at), (_IF_EQUAL, 1, 0, 0), _FORBID)]
+    return [*tests, _NUMBER]
 
 
 def _only_connected_unix() -> list[_Instruction]:

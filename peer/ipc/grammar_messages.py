@@ -1,7 +1,8 @@
 """The protocol of the "grammar" program: which tokens may follow in an answer that a JSON schema binds.
 
-The schema is a stranger's, so the program is confined, bounded, and expendable: each answer can begin again from its
-grammar and its tokens.
+A schema is a stranger's. So the program, which has read the vocabulary, forks a process for each answer, which is
+confined, bounded and expendable: an answer can begin again from its grammar and its tokens. The network process makes a
+socket pair for each answer and sends the program one end, which the fork keeps: its commands go there.
 """
 
 from __future__ import annotations
@@ -14,8 +15,6 @@ from peer.ipc.messages import Command
 
 SCHEMA_CHARS_MAX: Final = 256 << 10
 AFFIX_CHARS_MAX: Final = 1024
-MATCHERS_MAX: Final = 64
-"""Answers whose state the process keeps; of more, the one that rested longest begins again when it continues."""
 MASK_BYTES_MAX: Final = 62 << 10
 """With what compression may add, one small message of a flow."""
 
@@ -33,6 +32,19 @@ ANY_OBJECT: Final = Grammar('{"type":"object"}')
 """Any JSON object."""
 
 
+class GrammarBounds(msgspec.Struct, frozen=True):
+    """What the process of one answer may take; then the kernel ends it, or refuses it memory."""
+
+    cpu_s: float
+    """Of the processor, for the schema."""
+    token_cpu_s: float
+    """Of the processor beside that, for each token; what is saved is kept up to `cpu_s`."""
+    memory_bytes: int
+    """Beside what it shares with the program."""
+    niceness: int = 0
+    """How far it gives way to others."""
+
+
 class LoadGrammar(msgspec.Struct, frozen=True, tag="load_grammar", kw_only=True):
     """The first message to a worker for grammars."""
 
@@ -42,44 +54,34 @@ class LoadGrammar(msgspec.Struct, frozen=True, tag="load_grammar", kw_only=True)
     """The model's: masks have this many bits."""
     directory: str
     """The one folder that the worker may write."""
-    memory_bytes: int
-    """The most that the process may allocate, beside what it has once it has loaded."""
+    sockets: int
+    """The inherited descriptor over which the sockets of answers come, each with one byte: the place of its bounds."""
+    bounds: tuple[GrammarBounds, ...]
 
 
 class BeginGrammar(Command, frozen=True, tag="begin_grammar"):
-    """Begins an answer, or begins it again, and asks for a TokenMask after its tokens so far."""
+    """The first command of an answer: asks for a TokenMask after its tokens so far."""
 
-    answer: int
-    """A number that the caller gives to the answer."""
     grammar: Grammar
     ends: list[int]
     """Tokens that end an answer: they are allowed where the grammar may end, and nowhere else."""
     ids: list[int]
     """The tokens of the answer so far."""
-    ended: list[int] = msgspec.field(default_factory=list)
-    """The numbers of answers to forget."""
 
 
 class ContinueGrammar(Command, frozen=True, tag="continue_grammar"):
-    """Asks for a TokenMask after more tokens of an answer."""
+    """Asks for a TokenMask after more tokens of the answer."""
 
-    answer: int
-    after: int
-    """The number of tokens of the answer before `ids`."""
     ids: list[int]
-    ended: list[int] = msgspec.field(default_factory=list)
-    """The numbers of answers to forget."""
 
 
 class TokenMask(msgspec.Struct, frozen=True):
     """The tokens that may come next."""
 
-    bits: Annotated[bytes, msgspec.Meta(max_length=MASK_BYTES_MAX)] = b""
-    """A bit for each token of the vocabulary, the least significant bit of a byte first; empty where `is_unknown`."""
+    bits: Annotated[bytes, msgspec.Meta(max_length=MASK_BYTES_MAX)]
+    """A bit for each token of the vocabulary, the least significant bit of a byte first."""
     is_complete: bool = False
     """Whether nothing but the end may follow."""
-    is_unknown: bool = False
-    """Whether the process does not have the answer after so many tokens: begin it again."""
 
 
 GrammarCommand = BeginGrammar | ContinueGrammar

@@ -101,6 +101,10 @@ class ControlLink:
             except OSError:
                 os._exit(0)  # the parent is gone
 
+    def close(self) -> None:
+        """Close the socket, in a fork that answers to another one."""
+        self._socket.close()
+
     def _take(self, message: Stop | Command) -> None:
         if isinstance(message, Stop):
             self._stops[message.id] = min(message.after_steps, self._stops.get(message.id, message.after_steps))

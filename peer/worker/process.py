@@ -37,20 +37,68 @@ _HINTS = {
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=1099511627776:glibc.malloc.mmap_threshold=33554432"
 
 
-class WorkerProcess:
-    """A live worker process, the leader of its own session. Its stderr goes to `log`."""
+class MessageStream:
+    """The parent's end of the socket of a worker, which is not trusted."""
 
-    def __init__(self, process: subprocess.Popen[bytes], stream: trio.SocketStream, log: Path) -> None:
-        self.pid = process.pid
-        self._process = process
-        self._stream = stream
-        self._log = log
+    def __init__(self, sock: socket.socket) -> None:
+        self.fault = ""
+        """Why what comes is no message; it comes no more then."""
+        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
         self._frames = ControlFrames()
         self._bodies: deque[bytes] = deque()
         self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         self._sending = trio.Lock()
+
+    async def send(self, *messages: ToWorker) -> None:
+        """Send messages at once. A dead worker gets nothing, and `receive` reports its death."""
+        async with self._sending:
+            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                await self._stream.send_all(b"".join(map(frame, messages)))
+
+    async def send_end(self) -> None:
+        """Tell the worker that no message follows."""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            await self._stream.send_eof()
+
+    async def receive(self) -> FromWorker | None:
+        """Return the next message; None once the worker has closed its end, which it does by dying, or if what it sent
+        is no message."""
+        while not self._bodies:
+            try:
+                data = await self._stream.receive_some()
+            except (trio.BrokenResourceError, trio.ClosedResourceError):
+                return None
+            if not data:
+                return None
+            try:
+                self._bodies.extend(self._frames.feed(bytes(data)))
+            except ValueError as error:
+                self.note_fault(error)
+                return None
+        try:
+            return self._decoder.decode(self._bodies.popleft())
+        except MALFORMED as error:
+            self.note_fault(error)
+            return None
+
+    def note_fault(self, error: Exception) -> None:
+        """Note why the worker must end: what it sends is not trusted."""
+        self.fault = f"it sent a malformed message ({told(error)}) and was killed"
+
+    async def aclose(self) -> None:
+        """Close the socket."""
+        await self._stream.aclose()
+
+
+class WorkerProcess:
+    """A live worker process, the leader of its own session. Its stderr goes to `log`."""
+
+    def __init__(self, process: subprocess.Popen[bytes], stream: MessageStream, log: Path) -> None:
+        self.pid = process.pid
+        self._process = process
+        self._stream = stream
+        self._log = log
         self._destroyed = False
-        self._fault = ""  # why it must end, though it runs
 
     @classmethod
     def start(
@@ -80,43 +128,20 @@ class WorkerProcess:
                 start_new_session=True,  # Ctrl-C reaches only the parent, and killpg also ends the compiler's children
                 env=environment,
             )
-        return cls(process, trio.SocketStream(trio.socket.from_stdlib_socket(ours)), log)
+        return cls(process, MessageStream(ours), log)
 
     async def send(self, *messages: ToWorker) -> None:
         """Send messages at once. A dead worker gets nothing, and `receive` reports its death."""
-        async with self._sending:
-            with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
-                await self._stream.send_all(b"".join(map(frame, messages)))
+        await self._stream.send(*messages)
 
     async def receive(self) -> FromWorker | None:
-        """Return the next message; None once the worker has closed its end, which it does by dying, or if what it sent
-        is no message."""
-        while not self._bodies:
-            try:
-                data = await self._stream.receive_some()
-            except (trio.BrokenResourceError, trio.ClosedResourceError):
-                return None
-            if not data:
-                return None
-            try:
-                self._bodies.extend(self._frames.feed(bytes(data)))
-            except ValueError as error:
-                self._end_for(error)
-                return None
-        try:
-            return self._decoder.decode(self._bodies.popleft())
-        except MALFORMED as error:
-            self._end_for(error)
-            return None
+        """Return the next message; None once the worker has ended."""
+        return await self._stream.receive()
 
     def condemn(self, error: Exception) -> None:
         """Kill the worker for data that it sent by other ways than its socket; `receive` then reports its end."""
-        self._end_for(error)
+        self._stream.note_fault(error)
         self._process.kill()
-
-    def _end_for(self, error: Exception) -> None:
-        """Note why the worker must end: what it sends is not trusted."""
-        self._fault = f"it sent a malformed message ({told(error)}) and was killed"
 
     async def destroy(self) -> None:
         """Kill the worker and its children, reap it and close the socket. Cannot be cancelled; idempotent."""
@@ -131,9 +156,9 @@ class WorkerProcess:
 
     async def exit_diagnosis(self) -> str:
         """Kill what is left of the worker and return in one sentence how it ended."""
-        if self._fault:
+        if self._stream.fault:
             await self.destroy()
-            return self._fault
+            return self._stream.fault
         with trio.CancelScope(shield=True):
             try:  # it closed its socket: let it die of its own cause
                 code: int | None = await trio.to_thread.run_sync(self._process.wait, 1.0)

@@ -138,6 +138,10 @@ def _block_niceness(load: LoadBlocks) -> int:
     return _BEHIND_TRAINING if load.gives_way else BEHIND_THE_NETWORK
 
 
+def _text_niceness(load: LoadText) -> int:
+    return BEHIND_THE_NETWORK if load.chat_template else 0  # a tokenizer works between two tokens
+
+
 def _text_grants(load: LoadText | LoadGrammar) -> Grants:
     return Grants(private=load.directory, readable=_named(load.tokenizer))
 
@@ -159,7 +163,7 @@ PROGRAMS: Final[dict[type[FirstMessage], ProgramEntry]] = {
     LoadStage: ProgramEntry(_stage, _stage_grants, vectors=_vectors),
     LoadCorpus: ProgramEntry(_corpus, _corpus_grants),
     LoadBlocks: ProgramEntry(_blocks, _block_grants, niceness=_block_niceness),
-    LoadText: ProgramEntry(_text, _text_grants, niceness=lambda load: 0),  # between two tokens
+    LoadText: ProgramEntry(_text, _text_grants, niceness=_text_niceness),
     LoadGrammar: ProgramEntry(_grammar, _text_grants, niceness=lambda load: 0),
     LoadBuild: ProgramEntry(_build, _build_grants),
 }

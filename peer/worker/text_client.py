@@ -17,7 +17,7 @@ import trio
 from peer.data.tokenizer import ByteTokenizer
 from peer.errors import ConfigError, WorkerError
 from peer.files import temporary_folder, write_atomically
-from peer.ipc.grammar_messages import GrammarCommand, LoadGrammar
+from peer.ipc.grammar_messages import LoadGrammar
 from peer.ipc.messages import ModelLoaded, WorkerReply
 from peer.ipc.text_messages import (
     SEQUENCES_MAX,
@@ -52,7 +52,7 @@ class TextRefused(ConfigError):
 class TextProcess:
     """One process, started with the first request, and again after a fault. It answers one request at a time."""
 
-    def __init__(self, load: LoadText | LoadGrammar) -> None:
+    def __init__(self, load: LoadText) -> None:
         self._load = load
         self._worker: WorkerProcess | None = None
         self._turn = trio.Lock()
@@ -67,20 +67,20 @@ class TextProcess:
         """Start the process, if there is none. Raises ConfigError if it does not take what it is to load,
         WorkerError."""
         async with self._turn:
-            self._worker = self._worker or await self._started()
+            self._worker = self._worker or await start_program(self._load)
 
-    async def ask(self, command: TextCommand | GrammarCommand, kind: type[_Body], limit_s: float) -> _Body:
+    async def ask(self, command: TextCommand, kind: type[_Body], limit_s: float) -> _Body:
         """Return the answer. Raises TextRefused, and WorkerError if the process ends or takes too long; the next
         request has another one then."""
         async with self._turn:
-            worker, self._worker = self._worker or await self._started(), None
+            worker, self._worker = self._worker or await start_program(self._load), None
             try:
                 with trio.move_on_after(limit_s) as limit:
                     await worker.send(command)
                     answer = await self._answer(worker, command.id)
                     if answer is not None:
                         self._worker = worker
-                        return self._result(answer, kind)
+                        return result_of(answer, kind)
                 if limit.cancelled_caught:
                     raise WorkerError(f"it takes longer than {limit_s:.0f} s")
                 raise WorkerError(await worker.exit_diagnosis())
@@ -98,20 +98,6 @@ class TextProcess:
             await self._worker.destroy()
             self._worker = None
 
-    async def _started(self) -> WorkerProcess:
-        folder = Path(self._load.directory)
-        make_private(folder)
-        worker = WorkerProcess.start(folder.parent / _LOG, folder, 1, ())
-        try:
-            answer = await handshake(worker, self._load, _START_S)
-        except BaseException:
-            await worker.destroy()
-            raise
-        if not isinstance(answer, ModelLoaded):
-            await worker.destroy()
-            raise ConfigError(answer.message)
-        return worker
-
     @staticmethod
     async def _answer(worker: WorkerProcess, id: int) -> WorkerReply | None:
         """Return the answer to a command; None if the process has ended."""
@@ -120,10 +106,29 @@ class TextProcess:
             if message is None or (isinstance(message, WorkerReply) and message.id == id):
                 return message
 
-    def _result(self, reply: WorkerReply, kind: type[_Body]) -> _Body:
-        if reply.error is not None:
-            raise TextRefused(plain(reply.error.message))
-        return reply.result(kind)
+
+async def start_program(load: LoadText | LoadGrammar, fds: tuple[int, ...] = ()) -> WorkerProcess:
+    """Start a process that reads what strangers wrote, with descriptors that it inherits. Raises ConfigError if it does
+    not take what it is to load, WorkerError."""
+    folder = Path(load.directory)
+    make_private(folder)
+    worker = WorkerProcess.start(folder.parent / _LOG, folder, 1, fds, nice=0)  # its program says how far it gives way
+    try:
+        answer = await handshake(worker, load, _START_S)
+    except BaseException:
+        await worker.destroy()
+        raise
+    if not isinstance(answer, ModelLoaded):
+        await worker.destroy()
+        raise ConfigError(answer.message)
+    return worker
+
+
+def result_of(reply: WorkerReply, kind: type[_Body]) -> _Body:
+    """Return what a reply brings. Raises TextRefused, WorkerError."""
+    if reply.error is not None:
+        raise TextRefused(plain(reply.error.message))
+    return reply.result(kind)
 
 
 class TokenWord(NamedTuple):

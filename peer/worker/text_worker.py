@@ -57,7 +57,7 @@ class TextWorker:
             from peer.data.chat_template import ChatTemplateCode
 
             self._template = ChatTemplateCode(load.chat_template, load.bos, load.eos)
-        hold_memory(load.memory_bytes)
+        hold_memory(memory_held() + load.memory_bytes)
         link.send(ModelLoaded(device="", bf16=False, compiled=False))
 
     def run(self) -> None:
@@ -93,13 +93,18 @@ class TextWorker:
             return RenderedChat(fault=str(error))
 
 
+def memory_held() -> int:
+    """Return the bytes that this process has allocated; 0 where the system does not tell, as in a fork of a confined
+    one."""
+    with suppress(OSError):
+        return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    return 0
+
+
 def hold_memory(size_bytes: int) -> None:
-    """Have the kernel refuse this process more memory than so many bytes beside what it has."""
-    held = 0
-    with suppress(OSError):  # not on every system
-        held = int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
+    """Have the kernel refuse this process more memory than so many bytes."""
     with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_DATA, (held + size_bytes, held + size_bytes))
+        resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
 
 
 @contextmanager

@@ -90,7 +90,9 @@ def outcomes(targets: Targets) -> dict[str, str]:
             # other processes
             "limits": lambda: resource.prlimit(victim, resource.RLIMIT_NOFILE, (64, 64)),
             "priority": lambda: os.setpriority(os.PRIO_PROCESS, victim, 19),
+            "priority of a group": lambda: os.setpriority(os.PRIO_PGRP, 0, 19),
             "priority of all": lambda: os.setpriority(os.PRIO_USER, os.getuid(), 0),
+            "priority of all that are its user's": lambda: os.setpriority(os.PRIO_USER, 0, 19),
             "scheduler": lambda: os.sched_setscheduler(victim, os.SCHED_BATCH, os.sched_param(0)),
             "scheduling": lambda: os.sched_setparam(victim, os.sched_param(0)),
             "attributes": lambda: number(274 if ARM else 314, victim, None, 0),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 from typing import Any
 
+import psutil
 import pytest
 import trio
 
 from peer.errors import ConfigError
-from peer.ipc.grammar_messages import ANY_OBJECT, MASK_BYTES_MAX, MATCHERS_MAX, SCHEMA_CHARS_MAX, Grammar, TokenMask
+from peer.ipc.grammar_messages import ANY_OBJECT, MASK_BYTES_MAX, SCHEMA_CHARS_MAX, Grammar, GrammarBounds, TokenMask
 from peer.net.flow.frames import SMALL_BYTES_MAX
-from peer.worker.grammar.client import AnswerGrammar, GrammarRefused, ModelGrammars, open_grammars
+from peer.worker.grammar import client
+from peer.worker.grammar.client import PATIENT, QUICK, AnswerGrammar, GrammarRefused, ModelGrammars, open_grammars
+from peer.worker.grammar.forks import ForkKind
 from swarm.inference.masks import mask_payload_max
 from tests.support.forking.forked import children
 from tests.swarm.gateway.served_model import tokenizer
@@ -160,25 +164,27 @@ async def _follow(grammars: ModelGrammars, schema: str) -> None:
         assert len(str(error)) < 500 and "\n" not in str(error) and ": " in str(error)
 
 
-async def test_an_answer_continues_after_the_process_was_killed() -> None:
+async def test_answers_continue_after_the_program_was_killed() -> None:
     async with open_grammars(CONTENT, 263) as grammars:
-        answer = grammars.begin(grammar(SMALL), [END])
-        assert await after(answer, '{"the"') == [*b"\t\n\r :"]
-        pid = grammars.pid
+        answers = [grammars.begin(grammar(SMALL), [END]) for _ in range(2)]
+        for answer in answers:
+            assert await after(answer, '{"the"') == [*b"\t\n\r :"]
+        pid = grammars.forks.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
-        assert await after(answer, '{"the":1') == [*b"\t\n\r 2}"]
-        assert grammars.pid not in (None, pid)
+        while not grammars.forks.has_ended:
+            await trio.sleep(0.01)
+        for answer in answers:
+            assert await after(answer, '{"the":1') == [*b"\t\n\r 2}"]
+        assert grammars.forks.pid not in (None, pid) and not grammars.forks.living(PATIENT), "no schema was too much"
 
 
-async def test_an_answer_that_is_given_up_leaves_the_process_to_the_others() -> None:
+async def test_an_answer_that_is_given_up_leaves_the_program_to_the_others() -> None:
     async with open_grammars(b"", 256) as grammars:
         answer = grammars.begin(grammar(SMALL), [])
-        with trio.CancelScope() as scope:
-            scope.cancel()
-            assert await after(answer, "") == [ord("{")]
-        pid = grammars.pid
-        assert pid is not None and await after(answer, "{") == [*b'\t\n\r "'] and grammars.pid == pid
+        with trio.move_on_after(0.001):
+            await after(answer, "")
+        assert await after(answer, "{") == [*b'\t\n\r "'] and grammars.forks.starts == 1
 
 
 async def test_a_vocabulary_whose_masks_fit_no_message_is_refused() -> None:
@@ -188,20 +194,71 @@ async def test_a_vocabulary_whose_masks_fit_no_message_is_refused() -> None:
     assert mask_payload_max(8 * MASK_BYTES_MAX) <= SMALL_BYTES_MAX
 
 
-async def test_an_answer_that_was_forgotten_begins_again() -> None:
+async def test_of_too_many_answers_the_one_that_rested_longest_begins_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "QUICK", replace(QUICK, most=3))
     async with open_grammars(b"", 256) as grammars:
-        answers = [grammars.begin(grammar(SMALL), []) for _ in range(MATCHERS_MAX + 1)]
+        answers = [grammars.begin(grammar(SMALL), []) for _ in range(4)]
         for _ in range(2):
             for answer in answers:
                 assert await after(answer, '{"') == [ord("t")]
         assert await after(answers[0], "{") == [*b'\t\n\r "'], "or goes back"
 
 
-async def test_a_schema_that_ends_the_process_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("peer.worker.grammar.client.GRAMMAR_BYTES_MAX", 1 << 20)  # nothing can be allocated
+async def test_a_schema_that_takes_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("QUICK", "PATIENT"):  # nothing can be allocated
+        monkeypatch.setattr(client, name, ForkKind(GrammarBounds(1.0, 0.0, 1 << 20), 4))
     async with open_grammars(b"", 256) as grammars:
-        with pytest.raises(ConfigError, match=r"ended the process.*: send a simpler one"):
+        with pytest.raises(ConfigError, match=r"more than 1 s of the processor, 1 MiB or .*: send a simpler one"):
             await grammars.begin(grammar({"enum": [f"{n}" * 9 for n in range(5_000)]}), []).mask([])
+
+
+@pytest.mark.parametrize(("cpu_s", "earned_s"), [(0.02, 0.0), (0.2, 1.0)])
+async def test_an_answer_that_takes_more_than_its_tokens_earn_gives_way(
+    cpu_s: float, earned_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client, "QUICK", ForkKind(GrammarBounds(cpu_s, earned_s, 64 << 20), 4))
+    async with open_grammars(b"", 256) as grammars:
+        answer, ids = grammars.begin(grammar({"type": "string"}), []), [ord('"')]
+        first = allowed(await answer.mask(ids))
+        for _ in range(2_000):
+            ids.append(ord("a"))
+            mask = await answer.mask(ids)
+            if grammars.forks.living(client.PATIENT):
+                break
+        assert allowed(mask) == first and grammars.forks.living(client.PATIENT) == (earned_s == 0)
+
+
+async def test_masks_come_while_schemas_take_all_that_they_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PATIENT", ForkKind(GrammarBounds(0.3, 0.0, 256 << 20, niceness=19), 2))
+    refused = list[str]()
+
+    async def follow() -> None:
+        with pytest.raises(GrammarRefused) as found:
+            await grammars.begin(Grammar(HOSTILE["wide"]), []).mask([])
+        refused.append(str(found.value))
+
+    async with open_grammars(b"", 256) as grammars, trio.open_nursery() as nursery:
+        other = grammars.begin(grammar({"type": "string"}), [])
+        for _ in range(3):
+            nursery.start_soon(follow)
+        for count in range(100):
+            assert ord("a") in await after(other, '"' + count * "a")
+        assert not refused
+    assert len(refused) == 3 and len(set(refused)) == 1 and ": " in refused[0]
+
+
+async def test_a_process_that_does_not_end_takes_the_program_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peer.worker.grammar.forks._END_S", 0.1)
+    async with open_grammars(b"", 256) as grammars:
+        answer, other = (grammars.begin(grammar(SMALL), []) for _ in range(2))
+        assert await after(answer, "{") == await after(other, "{")
+        pid = grammars.forks.pid
+        for process in psutil.Process(pid).children():
+            process.suspend()
+        answer.close()
+        while grammars.forks.pid == pid:
+            await trio.sleep(0.01)
+        assert await after(other, "{") == [*b'\t\n\r "'] and not grammars.forks.living(PATIENT)
 
 
 async def test_a_schema_that_is_too_long_is_refused() -> None:

@@ -18,7 +18,7 @@ from peer.ipc.block_messages import Fds, LoadBlocks, RingEnds
 from peer.ipc.build_messages import LoadBuild
 from peer.ipc.corpus_messages import LoadCorpus, OwnText
 from peer.ipc.first_message import FirstMessage
-from peer.ipc.grammar_messages import LoadGrammar
+from peer.ipc.grammar_messages import GrammarBounds, LoadGrammar
 from peer.ipc.messages import VectorFds, frame
 from peer.ipc.span import Span
 from peer.ipc.stage_messages import LoadStage
@@ -74,7 +74,9 @@ LOADS: dict[str, FirstMessage] = {
         from_worker=RingEnds(FDS, 1),
     ),
     "text": LoadText(tokenizer="/tokens", directory="/own", memory_bytes=9),
-    "grammar": LoadGrammar(tokenizer="/tokens", vocab_size=9, directory="/own", memory_bytes=9),
+    "grammar": LoadGrammar(
+        tokenizer="/tokens", vocab_size=9, directory="/own", sockets=9, bounds=(GrammarBounds(1.0, 0.1, 9),)
+    ),
     "build": LoadBuild(plan="/plan", tokenizer="/tokens", readable=("/text", "/more"), directory="/own"),
 }
 GRANTS = {

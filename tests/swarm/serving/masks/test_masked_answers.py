@@ -146,8 +146,8 @@ async def test_the_grammars_process_may_die(swarms: dict[str, ServingSwarm]) -> 
         await calm.run()
 
         def kill() -> None:
-            assert model.grammars.pid is not None
-            os.kill(model.grammars.pid, signal.SIGKILL)
+            assert model.grammars.forks.pid is not None
+            os.kill(model.grammars.forks.pid, signal.SIGKILL)
 
         await struck.run({20: kill, 40: kill})
         assert struck.tokens == calm.tokens and struck.session.failovers == 0
