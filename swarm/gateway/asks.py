@@ -20,6 +20,7 @@ from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED, REFUSED_IN_MESSAGES, Unsupported, without_ignored
 from swarm.gateway.response_format import read_format
 from swarm.gateway.template import ChatMessage
+from swarm.gateway.template_variables import NO_VARIABLES, Effort, Variables, read_variables
 from swarm.gateway.tools import Tools, read_call_id, read_calls, read_tools
 
 CHAT_TOKENS: Final = 1024
@@ -85,6 +86,8 @@ class _ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only
     tools: list[Any] = msgspec.field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class _TextBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -127,6 +130,8 @@ class GenerationAsk:
     """Of a completion."""
     tools: Tools | None = None
     """What the model may call; None for nothing."""
+    variables: Variables = NO_VARIABLES
+    """Of a chat's template."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of a response that its answer repeats."""
 
@@ -144,7 +149,9 @@ def read_chat(body: bytes) -> GenerationAsk:
     for index, message in enumerate(read.messages):
         messages.append(_message(index, message, called, inside))
     ask = ask_of(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
-    return replace(offering(ask, tools), messages=tuple(messages), ignored=(*ignored, *inside))
+    variables = read_variables(read.reasoning_effort, read.chat_template_kwargs)
+    offered = offering(ask, tools)
+    return replace(offered, messages=tuple(messages), ignored=(*ignored, *inside), variables=variables)
 
 
 def read_completion(body: bytes) -> GenerationAsk:

@@ -26,6 +26,7 @@ from swarm.gateway.asks import (
 from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import EMPTY, REFUSED
 from swarm.gateway.template import CALLS_MAX, ChatMessage
+from swarm.gateway.template_variables import Effort, read_variables
 from swarm.gateway.tools import read_call_id, read_function_call, read_tools
 
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -49,6 +50,10 @@ _FIELDS: Final = {
 """Of an item of each type, beside its id, type and status."""
 
 
+class _Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    effort: Effort | None = None
+
+
 class _ResponseBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     input: str | Annotated[list[Any], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
     instructions: str = ""
@@ -57,12 +62,15 @@ class _ResponseBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_
     tools: list[Any] = msgspec.field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+    reasoning: _Reasoning = _Reasoning()
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 def read_response(body: bytes) -> GenerationAsk:
     """Read the body of a response. Raises ApiError."""
     content = read_object(body)
     _check(content)
+    summed_up = _without_summary(content)
     read, ignored = read_parameters(_without_format(content), _ResponseBody, _REFUSED)
     tools, beside = read_tools(read.tools, read.tool_choice, read.parallel_tool_calls, is_flat=True)
     messages = _Messages()
@@ -70,10 +78,13 @@ def read_response(body: bytes) -> GenerationAsk:
     repeated = {name: getattr(read, name) for name in _REPEATED}
     repeated["text"] = content.get("text") or {"format": {"type": "text"}}
     repeated |= {"instructions": read.instructions or None, "tool_choice": read.tool_choice, "tools": read.tools}
+    if read.reasoning.effort is not None:
+        repeated["reasoning"] = {"effort": read.reasoning.effort, "summary": None}
     return replace(
         offering(ask_of(read, read.max_output_tokens, None), tools),
         messages=tuple(_instructed(messages.written, read.instructions)),
-        ignored=(*ignored, *beside, *messages.ignored, *(("store",) if read.store else ())),
+        ignored=(*ignored, *summed_up, *beside, *messages.ignored, *(("store",) if read.store else ())),
+        variables=read_variables(read.reasoning.effort, read.chat_template_kwargs, "reasoning.effort"),
         repeated=repeated,
     )
 
@@ -81,7 +92,7 @@ def read_response(body: bytes) -> GenerationAsk:
 def _check(content: dict[str, Any]) -> None:
     """Raise ApiError for a parameter that would change the answer, if `_REFUSED` is not enough to say so."""
     given = {name for name, value in content.items() if value is not None}
-    include, reasoning = content.get("include"), content.get("reasoning")
+    include = content.get("include")
     stateless = "is not supported by this server, which stores no responses: send the history in input"
     for name, is_refused, words in (
         ("previous_response_id", "previous_response_id" in given, stateless),
@@ -93,14 +104,18 @@ def _check(content: dict[str, Any]) -> None:
             isinstance(include, list) and _LOGPROBS in include,
             f"has {_LOGPROBS}, which chats have: ask there",
         ),
-        (
-            "reasoning",
-            isinstance(reasoning, dict) and reasoning.get("effort") is not None,
-            "has an effort, which is not supported by this server: leave it out",
-        ),
     ):
         if is_refused:
             raise _wrong(name, f"{name} {words}", "unsupported_parameter")
+
+
+def _without_summary(content: dict[str, Any]) -> list[str]:
+    """Leave only the effort in the parameter `reasoning`; return the names of the fields that are ignored."""
+    reasoning = content.get("reasoning")
+    if not isinstance(reasoning, dict):
+        return []
+    content["reasoning"] = {name: value for name, value in reasoning.items() if name == "effort"}
+    return [f"reasoning.{name}" for name, value in reasoning.items() if name != "effort" and value is not None]
 
 
 def _without_format(content: dict[str, Any]) -> dict[str, Any]:

@@ -170,7 +170,7 @@ async def test_what_is_ignored_is_listed() -> None:
         ScriptedModel(b"Hi"), {"input": [item], "tool_choice": "none", "tools": TOOLS, **given}
     )
     assert status == 200 and body["store"] is False
-    assert headers["x-barnraise-ignored"] == "metadata, reasoning, include, input.phase, store"
+    assert headers["x-barnraise-ignored"] == "metadata, include, reasoning.summary, input.phase, store"
     _, headers, _ = await _posted(
         ScriptedModel(b"Hi"), {"input": "Hi", "store": False, "text": {"format": {"type": "text"}}, "truncation": None}
     )
@@ -249,7 +249,8 @@ def test_the_format_of_the_text_is_that_of_a_chat() -> None:
         ({"background": True}, "background", "leave it out"),
         ({"prompt": {"id": "p"}}, "prompt", "leave it out"),
         ({"truncation": "auto"}, "truncation", "leave it out"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "effort"),
+        ({"reasoning": {"effort": "utmost"}}, "reasoning", "correct it"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "leave it out"),
         ({"include": ["message.output_text.logprobs"]}, "include", "logprobs"),
         ({"n": 2}, "n", "leave it out"),
         ({"max_tokens": 5}, "max_tokens", "send max_output_tokens"),
