@@ -124,6 +124,8 @@ class GenerationAsk:
     """Names of parameters that were ignored."""
     grammar: Grammar | None = None
     """What each answer must follow; None: any text will do."""
+    format_field: str = "response_format"
+    """The parameter that brought the grammar."""
     messages: tuple[ChatMessage, ...] = ()
     """Of a chat."""
     prompts: tuple[Prompt, ...] = ()
@@ -216,8 +218,11 @@ def _split(
     return given, [f"{inside}.{name}" if inside else name for name in ignored]
 
 
-def ask_of(body: GenerationBody, count: int | None, logprobs: int | None) -> GenerationAsk:
-    """Return what these parameters ask for. `count`, `logprobs`: as `GenerationAsk` has them. Raises ApiError."""
+def ask_of(
+    body: GenerationBody, count: int | None, logprobs: int | None, format_field: str = "response_format"
+) -> GenerationAsk:
+    """Return what these parameters ask for. `count`, `logprobs`, `format_field`: as `GenerationAsk` has them. Raises
+    ApiError."""
     sampling = Sampling(
         temperature=body.temperature,
         top_k=max(0, body.top_k),
@@ -240,16 +245,16 @@ def ask_of(body: GenerationBody, count: int | None, logprobs: int | None) -> Gen
         include_usage=body.stream_options.include_usage,
         logprobs=logprobs,
         special=not body.skip_special_tokens,
-        grammar=read_format(body.response_format),
+        grammar=read_format(body.response_format, format_field),
+        format_field=format_field,
     )
 
 
 def offering(ask: GenerationAsk, tools: Tools | None) -> GenerationAsk:
     """Return the same with what the model may call. Raises ApiError where its answer must follow a grammar."""
     if tools is not None and ask.grammar is not None:
-        raise _wrong(
-            "response_format", "response_format allows no call of tools: send it without them, or tool_choice none"
-        )
+        name = ask.format_field
+        raise _wrong(name, f"{name} allows no call of tools: send it without them, or tool_choice none")
     return replace(ask, tools=tools)
 
 

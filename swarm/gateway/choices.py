@@ -134,7 +134,7 @@ class Answers:
                     async for part in parts:
                         await out.send((index, await self._worded(part)))
             except BarnraiseError as error:
-                await out.send(as_api_error(error, grammar_of="tools" if forced else "response_format"))
+                await out.send(as_api_error(error, grammar_of="tools" if forced else self._ask.format_field))
             finally:
                 end_session(self._model, session)
 

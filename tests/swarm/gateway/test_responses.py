@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast, get_args
@@ -147,12 +148,42 @@ async def test_a_cut_answer_is_incomplete_and_an_empty_one_is_a_message() -> Non
 
 
 @pytest.mark.process
+async def test_log_probabilities_are_those_of_a_chat() -> None:
+    """Of the text of messages; thinking and calls have none."""
+    call = written("hermes", [("clock", {})])
+    model = model_of(thinking_models.TOOLS, f"<think>Hm.</think>\n\nNow \u00e9.\n{call}Done\0".encode())
+    ask = {"input": "Hi", "tools": TOOLS, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole, events = await said(model, ask)
+    parts = [item["content"][0] for item in whole["output"] if item["type"] == "message"]
+    for part in parts:
+        assert b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode().endswith(part["text"])
+        assert all(len(one["top_logprobs"]) == 2 for one in part["logprobs"])
+    assert [part["text"] for part in parts] == ["Now \u00e9.", "Done"]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    streamed = [one for event in deltas for one in event["logprobs"]]
+    assert streamed == [one for part in parts for one in part["logprobs"]]
+    done = [event["logprobs"] for event in events if event["type"] == "response.output_text.done"]
+    assert done == [part["logprobs"] for part in parts]
+    assert shape(events[-1]["response"]) == shape(whole) and whole["top_logprobs"] == 2
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2}
+    assert read(include=ask["include"], top_logprobs=2).logprobs == read_chat(json.dumps(body).encode()).logprobs == 2
+    assert read(include=ask["include"]).logprobs == 0 and read(include=["x"]).logprobs is None
+    assert (read(include=ask["include"]).ignored, read(include=["x"]).ignored) == ((), ("include",))
+
+
+@pytest.mark.process
 async def test_an_error_in_a_stream_is_its_last_event() -> None:
     model = ScriptedModel(b"He", BarnraiseError("a server is gone"))
     _, _, body = await _posted(model, {"input": "Hi", "stream": True})
-    last = json.loads(body.decode().strip().split("\ndata: ")[-1])
-    EVENTS["error"].model_validate_json(json.dumps(last), strict=True)
-    assert last["type"] == "error" and "a server is gone" in last["message"]
+    events = [json.loads(one) for one in re.findall("^data: (.*)$", body.decode(), re.MULTILINE)]
+    for event in events:
+        EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
+    error, failed = events[-2:]
+    assert error["type"] == "error" and error["code"] == "servers_failed" and "a server is gone" in error["message"]
+    assert failed["type"] == "response.failed" and failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
+    assert failed["response"]["output"] == [] and failed["response"]["completed_at"] is None
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
     status, _, body = await _posted(model, {"input": "Hi"})
     assert status == 503 and body["error"]["code"] == "servers_failed"
 
@@ -242,8 +273,17 @@ def test_the_format_of_the_text_is_that_of_a_chat() -> None:
 @pytest.mark.parametrize(
     ("given", "param", "words"),
     [
-        ({"text": {"format": {"type": "json_object"}}, "tools": TOOLS}, "response_format", "no call of tools"),
-        ({"text": {"verbosity": "low"}}, "verbosity", "leave it out"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": TOOLS}, "text.format", "text.format allows no call"),
+        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "response_format", "response_format allows no"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format.type is 'xml'"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format", "text.format is no object with a"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "shape": 1}}},
+            "text.format",
+            "text.format.shape is not known",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 3}}}, "text.format", "no JSON object"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "leave it out"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the history in input"),
         ({"conversation": "conv_1"}, "conversation", "send the history in input"),
         ({"background": True}, "background", "leave it out"),
@@ -251,7 +291,7 @@ def test_the_format_of_the_text_is_that_of_a_chat() -> None:
         ({"truncation": "auto"}, "truncation", "leave it out"),
         ({"reasoning": {"effort": "utmost"}}, "reasoning", "correct it"),
         ({"reasoning_effort": "high"}, "reasoning_effort", "leave it out"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "logprobs"),
+        ({"top_logprobs": 2}, "top_logprobs", "send include=['message.output_text.logprobs'], too"),
         ({"n": 2}, "n", "leave it out"),
         ({"max_tokens": 5}, "max_tokens", "send max_output_tokens"),
         ({"text": {"format": 3}}, "text", "send {'format'"),
