@@ -122,8 +122,8 @@ def _takes_logprobs(content: dict[str, Any]) -> bool:
 
 
 def _without_inner(content: dict[str, Any]) -> list[str]:
-    """Leave only what is known in the parameters `reasoning` and `text`; return the names of the other fields, which are
-    ignored. Raises ApiError for one that would change the answer."""
+    """Leave only what is known in `reasoning` and `text`; return the names of the other fields, which are ignored.
+    Raises ApiError for one that would change the answer."""
     ignored = list[str]()
     for param, known in (("reasoning", "effort"), ("text", "format")):
         if isinstance(given := content.get(param), dict):
