@@ -28,6 +28,7 @@ EVENTS: dict[str, Any] = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
 """OpenAI's type of each event."""
+MORE = {"max_output_tokens": 900, "temperature": 0.5, "reasoning": {"effort": "low"}}
 QUESTION = "How warm are Köln and Bonn together?"
 CITIES: Calls = [("get_weather", {"city": 'Köln "}]', "days": 1}), ("get_weather", {"city": "Bonn" * 100})]
 SUM: Calls = [("add", {"terms": [20, 1.5]})]
@@ -111,10 +112,11 @@ def dumped(item: Any) -> Any:
 async def test_every_event_is_of_openais_types_and_thinking_is_an_item() -> None:
     call = written("hermes", [("clock", {})])
     model = model_of(thinking_models.TOOLS, f"<think>\nHm.\n</think>\n\nNow.\n{call}\nDone\0".encode())
-    whole, events = await said(model, {"input": "Hi", "tools": TOOLS, "max_output_tokens": 900, "temperature": 0.5})
+    whole, events = await said(model, {"input": "Hi", "tools": TOOLS, **MORE})
     assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "message"]
     assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm."}] and whole["store"] is False
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == len("<think>\nHm.\n</think>")
+    assert whole["reasoning"] == {"effort": "low", "summary": None}
     assert (whole["temperature"], whole["max_output_tokens"], whole["tools"]) == (0.5, 900, TOOLS)
     kinds = [event["type"].removeprefix("response.") for event in events]
     once = [kind for at, kind in enumerate(kinds) if kinds[at - 1] != kind]
@@ -184,8 +186,18 @@ async def test_an_error_in_a_stream_is_its_last_event() -> None:
     assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
     assert failed["response"]["output"] == [] and failed["response"]["completed_at"] is None
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    async with open_site(model) as site:
+        kinds, error = await trio.to_thread.run_sync(failure, site.port)
+    assert kinds[-2:] == ["error", "response.failed"] and error.code == "server_error" and "is gone" in error.message
     status, _, body = await _posted(model, {"input": "Hi"})
     assert status == 503 and body["error"]["code"] == "servers_failed"
+
+
+def failure(port: int) -> tuple[list[str], Any]:
+    """Return the kinds of events that OpenAI's own client reads of a stream that fails, and the error."""
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        events: list[Any] = list(client.responses.create(model="scripted", input="Hi", stream=True))
+    return [event.type for event in events], events[-1].response.error
 
 
 async def _posted(model: ScriptedModel, ask: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
