@@ -29,7 +29,7 @@ from cli.options import (
 from cli.run import Stopped, run_until_stopped
 from cli.terminal.lines import say
 from cli.terminal.messages import MARK, LineMessages, Messages, can_edit
-from cli.terminal.stream import write_text
+from cli.terminal.stream import AnswerText, write_text
 from cli.terminal.usage import nearest
 from peer.errors import BarnraiseError, ConfigError
 from peer.figures import several
@@ -189,11 +189,12 @@ class _Chat:
                 await self._answer(model, conversation, message.text)
 
     async def _answer(self, model: ModelClient, conversation: Conversation, text: str) -> None:
+        shown = AnswerText()
         try:
             with trio.CancelScope() as self._answering:
                 async with aclosing(conversation.answer(text)) as pieces:
-                    async for piece in pieces:
-                        write_text(piece)
+                    async for part in pieces:
+                        shown.add(part.thought, part.text)
         except BarnraiseError as error:
             self._tell(error)
             return

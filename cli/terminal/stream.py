@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from cli.terminal.standard_streams import write
 from peer.plain_text import plain
 
@@ -13,3 +15,29 @@ def write_text(piece: str) -> None:
         return
     kept = ["\t".join(plain(cell, 1 << 20) for cell in line.split("\t")) for line in piece.split("\n")]
     write("\n".join(kept))
+
+
+class AnswerText:
+    """One answer on standard output: on a terminal the model's thinking, dimmed, and the answer below it; in a pipe the
+    answer alone."""
+
+    def __init__(self) -> None:
+        self._is_terminal = sys.stdout.isatty()
+        self._is_thinking = False
+
+    def add(self, thought: str, text: str) -> None:
+        """Write a piece of the thinking, and then one of the answer; "" for none."""
+        if thought and self._is_terminal:
+            self._is_thinking = True
+            self._write_dimmed(thought)
+        if text and self._is_thinking:
+            self._is_thinking = False
+            write_text("\n\n")
+        write_text(text)
+
+    def _write_dimmed(self, piece: str) -> None:
+        from rich.text import Text  # here: it is slow to load, and few models think
+
+        from cli.terminal.screen import screen
+
+        screen(wraps=False).print(Text(piece, style="dim"), end="")

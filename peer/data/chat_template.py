@@ -9,6 +9,7 @@ import datetime
 import json
 import secrets
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Final
 
 from jinja2 import Template, TemplateError, nodes
@@ -111,10 +112,16 @@ class ChatTemplateCode:
         self._source, self._bos, self._eos = source, bos, eos
         self._templates: dict[type[_Generation], Template] = {}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Return a conversation as text that ends where the assistant's next words begin. `tools`: what the model may
-        call. Raises ValueError, whose text says why the template does not write it."""
-        return self._written(messages, _Generation, True, tools)
+        call. `variables`: more of the template's, by name. Raises ValueError, whose text says why the template does not
+        write it."""
+        return self._written(messages, _Generation, True, tools, variables)
 
     def render_tagged(
         self, messages: Sequence[Mapping[str, str]], is_open: bool = False
@@ -130,11 +137,12 @@ class ChatTemplateCode:
         generation: type[_Generation],
         is_open: bool,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         try:
             if generation not in self._templates:
                 self._templates[generation] = _compiled(self._source, generation)
-            return self._rendered(self._templates[generation], messages, is_open, tools)
+            return self._rendered(self._templates[generation], messages, is_open, tools, variables)
         except MemoryError:
             reason = "it needs too much memory"
         except TemplateError as error:
@@ -149,6 +157,7 @@ class ChatTemplateCode:
         messages: Sequence[Mapping[str, Any]],
         is_open: bool,
         tools: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
     ) -> str:
         given = {
             "messages": [dict(message) for message in messages],
@@ -158,11 +167,13 @@ class ChatTemplateCode:
             "bos_token": self._bos,
             "eos_token": self._eos,
         }
+        if taken := sorted(variables.keys() & (given.keys() | template.globals.keys())):
+            raise TemplateError(f"{taken[0]} is a name of the template's own")
         marks = len(messages) * len(_BEGINS + _ENDS)
         room = OWN_CHARS_MAX + marks + sum(_size(value) for message in messages for value in message.values())
-        room += _size(tools)
+        room += _size(tools) + sum(map(_size, variables.values()))
         pieces, size = list[str](), 0
-        for piece in template.generate(given):
+        for piece in template.generate({**given, **variables}):
             size += len(piece)
             if size > room:
                 raise TemplateError(f"it writes more than {OWN_CHARS_MAX} characters beside the messages")

@@ -14,6 +14,13 @@ TEXT_CHARS_MAX = 2 << 20
 DECODED_CHARS_MAX = 4 << 20
 SEQUENCES_MAX = 1024
 TOKEN_BYTES_MAX = 1 << 10
+TEMPLATE_NAMES = frozenset(
+    {
+        *("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"),
+        *("raise_exception", "strftime_now", "dict", "namespace", "range", "lipsum", "cycler", "joiner"),
+    }
+)
+"""What every template has: its own variables and functions, which no request replaces."""
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, lt=VOCABULARY_MAX)]
 TokenIds = Annotated[list[TokenId], msgspec.Meta(max_length=TEXT_CHARS_MAX)]
@@ -69,6 +76,8 @@ class RenderChat(Command, frozen=True, tag="render"):
     whose arguments are objects, tool_call_id and name."""
     tools: list[dict[str, Any]] | None = None
     """The functions that the model may call; None for none."""
+    variables: dict[str, Any] = msgspec.field(default_factory=dict)
+    """More variables of the template, by name. None has a name of `TEMPLATE_NAMES`."""
 
 
 class RenderedChat(msgspec.Struct, frozen=True):

@@ -88,7 +88,8 @@ class TextWorker:
         assert self._template is not None
         try:
             with processor_time(RENDER_CPU_S):
-                return RenderedChat(text=self._template.render(command.messages, command.tools))
+                text = self._template.render(command.messages, command.tools, command.variables)
+                return RenderedChat(text=text)
         except ValueError as error:
             return RenderedChat(fault=str(error))
 

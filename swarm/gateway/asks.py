@@ -20,6 +20,7 @@ from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import NAME_CHARS_MAX, REFUSED, REFUSED_IN_MESSAGES, Unsupported, without_ignored
 from swarm.gateway.response_format import read_format
 from swarm.gateway.template import ChatMessage
+from swarm.gateway.template_variables import NO_VARIABLES, Effort, Variables, read_variables
 from swarm.gateway.tools import Tools, read_call_id, read_calls, read_tools
 
 CHAT_TOKENS: Final = 1024
@@ -85,6 +86,8 @@ class _ChatBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only
     tools: list[Any] = msgspec.field(default_factory=list)
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool = True
+    reasoning_effort: Effort | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class _TextBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -121,12 +124,16 @@ class GenerationAsk:
     """Names of parameters that were ignored."""
     grammar: Grammar | None = None
     """What each answer must follow; None: any text will do."""
+    format_field: str = "response_format"
+    """The parameter that brought the grammar."""
     messages: tuple[ChatMessage, ...] = ()
     """Of a chat."""
     prompts: tuple[Prompt, ...] = ()
     """Of a completion."""
     tools: Tools | None = None
     """What the model may call; None for nothing."""
+    variables: Variables = NO_VARIABLES
+    """Of a chat's template."""
     repeated: Mapping[str, Any] = field(default_factory=dict)
     """Parameters of a response that its answer repeats."""
 
@@ -144,7 +151,9 @@ def read_chat(body: bytes) -> GenerationAsk:
     for index, message in enumerate(read.messages):
         messages.append(_message(index, message, called, inside))
     ask = ask_of(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
-    return replace(offering(ask, tools), messages=tuple(messages), ignored=(*ignored, *inside))
+    variables = read_variables(read.reasoning_effort, read.chat_template_kwargs)
+    offered = offering(ask, tools)
+    return replace(offered, messages=tuple(messages), ignored=(*ignored, *inside), variables=variables)
 
 
 def read_completion(body: bytes) -> GenerationAsk:
@@ -209,8 +218,11 @@ def _split(
     return given, [f"{inside}.{name}" if inside else name for name in ignored]
 
 
-def ask_of(body: GenerationBody, count: int | None, logprobs: int | None) -> GenerationAsk:
-    """Return what these parameters ask for. `count`, `logprobs`: as `GenerationAsk` has them. Raises ApiError."""
+def ask_of(
+    body: GenerationBody, count: int | None, logprobs: int | None, format_field: str = "response_format"
+) -> GenerationAsk:
+    """Return what these parameters ask for. `count`, `logprobs`, `format_field`: as `GenerationAsk` has them. Raises
+    ApiError."""
     sampling = Sampling(
         temperature=body.temperature,
         top_k=max(0, body.top_k),
@@ -233,16 +245,16 @@ def ask_of(body: GenerationBody, count: int | None, logprobs: int | None) -> Gen
         include_usage=body.stream_options.include_usage,
         logprobs=logprobs,
         special=not body.skip_special_tokens,
-        grammar=read_format(body.response_format),
+        grammar=read_format(body.response_format, format_field),
+        format_field=format_field,
     )
 
 
 def offering(ask: GenerationAsk, tools: Tools | None) -> GenerationAsk:
     """Return the same with what the model may call. Raises ApiError where its answer must follow a grammar."""
     if tools is not None and ask.grammar is not None:
-        raise _wrong(
-            "response_format", "response_format allows no call of tools: send it without them, or tool_choice none"
-        )
+        name = ask.format_field
+        raise _wrong(name, f"{name} allows no call of tools: send it without them, or tool_choice none")
     return replace(ask, tools=tools)
 
 

@@ -134,7 +134,7 @@ class Answers:
                     async for part in parts:
                         await out.send((index, await self._worded(part)))
             except BarnraiseError as error:
-                await out.send(as_api_error(error, grammar_of="tools" if forced else "response_format"))
+                await out.send(as_api_error(error, grammar_of="tools" if forced else self._ask.format_field))
             finally:
                 end_session(self._model, session)
 
@@ -176,7 +176,9 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
             tools = ask.tools.given if ask.tools else ()
             if calls is not None and ask.tools is not None and ask.tools.forced:
                 forced = forced_calls(calls, ask.tools)
-            prompt = await template.render(ask.messages, tools)
+            variables, unread = ask.variables.read_by(template.names)
+            ask = dataclasses.replace(ask, ignored=(*ask.ignored, *unread))
+            prompt = await template.render(ask.messages, tools, variables)
         except BarnraiseError as error:
             raise as_api_error(error) from error
         prompts: tuple[Prompt, ...] = (prompt + ("" if forced is None else forced.begin),)

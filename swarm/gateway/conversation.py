@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from peer.errors import ConfigError
 from peer.ipc.sampling_options import Sampling
-from swarm.gateway.answer import TextAnswer, end_session
+from swarm.gateway.answer import AnswerPart, TextAnswer, end_session
+from swarm.gateway.reading.thinking import ThoughtStream
 from swarm.gateway.template import ChatMessage, ChatTemplate
 from swarm.inference.client import ModelClient
 from swarm.inference.session import RemoteSession
@@ -51,9 +52,9 @@ class Conversation:
         self._sampling, self._tokens_max = sampling, tokens_max
         self._session: RemoteSession | None = None
 
-    async def answer(self, text: str) -> AsyncGenerator[str, None]:
-        """Say `text` and yield the answer. A partial answer counts as said, should the caller stop early; a message
-        without an answer does not. Raises ConfigError, NetworkError.
+    async def answer(self, text: str) -> AsyncGenerator[AnswerPart, None]:
+        """Say `text` and yield the parts of the answer. A partial answer counts as said, should the caller stop early;
+        a message without an answer does not. Raises ConfigError, NetworkError.
 
         Use it with `aclosing`.
         """
@@ -68,16 +69,21 @@ class Conversation:
                 f"the conversation has {len(ids)} tokens, and the model's context {len(ids) + room}: begin a new one"
             )
         session, fresh = self._continued(ids)
-        answer, failovers = TextAnswer(session, self._model, self._template.stops), session.failovers
+        form = self._template.thinking
+        thinking = None if form is None else ThoughtStream(form, form.is_open(whole))
+        answer, failovers = TextAnswer(session, self._model, self._template.stops, thinking=thinking), session.failovers
         self.last = answer
+        content, thought = list[str](), list[str]()
         try:
             async with aclosing(answer.parts(fresh, min(self._tokens_max, room))) as parts:
                 async for part in parts:
-                    yield part.text
+                    content.append(part.text)
+                    thought.append(part.thought)
+                    yield part
         finally:
             if answer.tokens:
                 self.total.add(answer, session.failovers - failovers)
-                self.messages = [*asked, ChatMessage("assistant", answer.text)]
+                self.messages = [*asked, ChatMessage("assistant", "".join(content), thought="".join(thought))]
 
     @property
     def held(self) -> int:

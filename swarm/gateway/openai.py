@@ -82,8 +82,8 @@ class AnswerFormat:
         """Return the chunk that tells the usage, if it is wanted."""
         return [{**self._chunk([]), "usage": _used(usage), **extras}] if self._has_usage else []
 
-    def error(self, error: ApiError) -> dict[str, Any]:
-        return error.body
+    def error(self, error: ApiError) -> list[dict[str, Any]]:
+        return [error.body]
 
     def encode(self, event: dict[str, Any]) -> bytes:
         return b"data: " + msgspec.json.encode(event) + b"\n\n"
@@ -122,7 +122,7 @@ class AnswerFormat:
         if self._logprobs is None:
             return None
         if self._kind == "chat":
-            return {"content": [self._chat_token(one, words) for one in drawn], "refusal": None}
+            return {"content": [token_values(one, words, self._logprobs) for one in drawn], "refusal": None}
         offsets, at = list[int](), begin
         for one in drawn:
             offsets.append(at)
@@ -134,13 +134,6 @@ class AnswerFormat:
             "text_offset": offsets,
         }
 
-    def _chat_token(self, drawn: Listed, words: Words) -> dict[str, Any]:
-        likeliest = drawn.likeliest[: self._logprobs]
-        return {
-            **_valued(drawn.logprob, words[drawn.token]),
-            "top_logprobs": [_valued(logprob, words[token]) for token, logprob in likeliest],
-        }
-
     def _likeliest(self, drawn: Listed, words: Words) -> dict[str, float] | None:
         """Return the likeliest tokens of a completion, and the drawn one; None for the first one of a prompt. Of two
         with the same text the likelier counts."""
@@ -148,6 +141,14 @@ class AnswerFormat:
             return None
         told = {_name(token, words): logprob for token, logprob in reversed(drawn.likeliest[: self._logprobs])}
         return {**dict(reversed(told.items())), _name(drawn.token, words): drawn.logprob}
+
+
+def token_values(drawn: Listed, words: Words, most: int) -> dict[str, Any]:
+    """Return a token of a chat with its log-probability, and up to so many of the likeliest. `words`: each of them."""
+    return {
+        **_valued(drawn.logprob, words[drawn.token]),
+        "top_logprobs": [_valued(logprob, words[token]) for token, logprob in drawn.likeliest[:most]],
+    }
 
 
 def _valued(logprob: float | None, word: TokenWord) -> dict[str, Any]:

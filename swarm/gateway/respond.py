@@ -108,8 +108,8 @@ class ResponseWriter(Protocol):
     def end(self, usage: Usage, extras: dict[str, Any]) -> list[dict[str, Any]]:
         """Return the events behind all answers."""
 
-    def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the event that ends a stream early."""
+    def error(self, error: ApiError) -> list[dict[str, Any]]:
+        """Return the events that end a stream early."""
 
     def encode(self, event: dict[str, Any]) -> bytes:
         """Return an event as a stream has it."""
@@ -208,7 +208,7 @@ class Responder:
     async def _fail(self, error: ApiError) -> None:
         self._ended = error.code or "error"
         if self._begun:
-            await self._connection.body(self._format.encode(self._format.error(error)))
+            await self._connection.body(self._encoded(self._format.error(error)))
         else:
             await self._connection.json(error.status, error.body, error.headers)
 

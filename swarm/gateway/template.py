@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -31,6 +32,9 @@ CALL_ID_CHARS_MAX: Final = 128
 RENDER_S: Final = 10.0
 """For a machine under load; of the processor a conversation may take a second (`peer.worker.text_worker`)."""
 _PLAIN_STOPS: Final = ("\nuser:", "\nsystem:")
+_NAME: Final = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
+_NUMBER_MIN: Final = -(1 << 63)
+_NUMBER_MAX: Final = (1 << 64) - 1
 _MISTRAL_ID: Final = re.compile("[a-zA-Z0-9]{9}")
 """The one kind of a call's id that Mistral's templates take."""
 
@@ -73,14 +77,15 @@ class ChatTemplate:
         process: TextProcess | None = None,
         sentence: str = "",
         form: CallFormat | None = None,
-        has_tools: bool = False,
-        thinking: ThinkingFormat | None = None,
+        source: str = "",
     ) -> None:
         """`process`: has the template; None for a model without one. `sentence`: says which template that is. `form`:
-        in which the model writes calls, as far as that is known. `has_tools`: whether the template writes tools.
-        `thinking`: the tags around what the model thinks; None for none."""
-        self.thinking = thinking
-        self._process, self.sentence, self._form, self._has_tools = process, sentence, form, has_tools
+        in which the model writes calls, as far as that is known. `source`: the template's text."""
+        self.thinking: ThinkingFormat | None = thinking_of(source)
+        """The tags around what the model thinks; None for none."""
+        self.names = frozenset(_NAME.findall(source))
+        """All names in the template. A variable that is not among them changes no conversation."""
+        self._process, self.sentence, self._form, self._has_tools = process, sentence, form, takes_tools(source)
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -105,15 +110,22 @@ class ChatTemplate:
             )
         return self._form
 
-    async def render(self, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]] = ()) -> str:
+    async def render(
+        self,
+        messages: Sequence[ChatMessage],
+        tools: Sequence[Mapping[str, Any]] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> str:
         """Return the conversation as text that ends where the assistant's next words begin. `tools`: the functions that
-        the model may call. Raises TemplateFailed."""
+        the model may call. `variables`: more of the template's, by name. Raises TemplateFailed."""
         if self._process is None:
             if any(message.calls or message.tool_call_id for message in messages):
                 raise TemplateFailed("the model has no chat template, which calls of tools need: send other messages")
             return plain_conversation(messages)
         talk = [self._given(message) for message in messages]
-        command = RenderChat(self._process.next_id(), talk, [_sound(tool) for tool in tools] or None)
+        command = RenderChat(
+            self._process.next_id(), talk, [_sound(tool) for tool in tools] or None, _sound(dict(variables))
+        )
         try:
             chat = await self._process.ask(command, RenderedChat, RENDER_S)
         except WorkerError as error:
@@ -163,14 +175,16 @@ async def open_template(rules: TextRules, chosen: str | None = None, parser: str
         yield ChatTemplate(sentence=choice.sentence)
         return
     async with open_template_process(choice.source, rules.bos, rules.eos) as process:
-        has_tools, thinking = takes_tools(choice.source), thinking_of(choice.source)
-        yield ChatTemplate(process, choice.sentence, form, has_tools, thinking)
+        yield ChatTemplate(process, choice.sentence, form, choice.source)
 
 
 def _sound(value: Any) -> Any:
-    """Return a value of JSON with texts that UTF-8 can hold."""
+    """Return a value of JSON with texts that UTF-8 can hold. Raises TemplateFailed for a number that the message to the
+    template's process cannot hold."""
     if isinstance(value, str):
         return sound(value)
+    if isinstance(value, int) and not _NUMBER_MIN <= value <= _NUMBER_MAX:
+        raise TemplateFailed("a whole number in a tool or a call has more than 64 bits: send a smaller one, or a text")
     if isinstance(value, dict):
         return {sound(name): _sound(inner) for name, inner in value.items()}
     return [_sound(inner) for inner in value] if isinstance(value, list) else value

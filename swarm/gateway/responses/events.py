@@ -13,7 +13,7 @@ from swarm.gateway.answer import AnswerPart
 from swarm.gateway.asks import GenerationAsk
 from swarm.gateway.choices import Usage
 from swarm.gateway.errors import ApiError
-from swarm.gateway.openai import PIECE_CHARS
+from swarm.gateway.openai import PIECE_CHARS, token_values
 from swarm.gateway.reading.tool_calls import ToolCall
 from swarm.inference.client import ModelClient
 
@@ -34,6 +34,8 @@ class ResponseFormat:
         self._number = 0  # of the next event
         self._items: list[dict[str, Any]] = []  # the last one may be open
         self._text: list[str] | None = None  # of the open one
+        self._most = ask.logprobs  # of the likeliest tokens for each; None: no log-probabilities
+        self._tokens: list[dict[str, Any]] = []  # of the open one, with their log-probabilities
         self._status = "completed"
 
     def whole(self, answers: Sequence[Sequence[AnswerPart]], usage: Usage, extras: dict[str, Any]) -> dict[str, Any]:
@@ -53,7 +55,7 @@ class ResponseFormat:
         if part.thought:
             events += self._told("reasoning", part.thought)
         if part.text or (part.finish and not part.calls and not part.thought and not self._items):
-            events += self._told("message", part.text)
+            events += self._told("message", part.text, [] if part.thought else self._listed(part))
         for call in part.calls:
             events += self._called(call)
         if part.finish is not None:
@@ -65,10 +67,17 @@ class ResponseFormat:
         """Return the event that has the whole response."""
         return [self._event(f"response.{self._status}", response=self._response(self._status, usage) | extras)]
 
-    def error(self, error: ApiError) -> dict[str, Any]:
-        """Return the event that ends a stream early."""
+    def error(self, error: ApiError) -> list[dict[str, Any]]:
+        """Return the events that end a stream early: the error, and the response that has failed, with its whole
+        items."""
         told = error.body["error"]
-        return self._event("error", code=told["code"], message=told["message"], param=told["param"])
+        whole = self._items if self._text is None else self._items[:-1]
+        code = "server_error" if error.status >= 500 else "invalid_prompt"  # OpenAI's own names, of which it is one
+        failed = {"error": {"code": code, "message": told["message"]}, "output": list(whole)}
+        return [
+            self._event("error", code=told["code"], message=told["message"], param=told["param"]),
+            self._event("response.failed", response=self._response("failed") | failed),
+        ]
 
     def encode(self, event: dict[str, Any]) -> bytes:
         """Return an event as a stream has it: with its name."""
@@ -98,8 +107,15 @@ class ResponseFormat:
 
     # -- items ---------------------------------------------------------------------------------------------------------
 
-    def _told(self, kind: str, text: str) -> list[dict[str, Any]]:
-        """Add text to an item of a kind, which begins if it is not open."""
+    def _listed(self, part: AnswerPart) -> list[dict[str, Any]]:
+        """Return the tokens of a part with their log-probabilities, where those are wanted."""
+        if self._most is None:
+            return []
+        values = [token_values(one, part.words, self._most) for one in part.drawn]
+        return [_with_bytes(one) | {"top_logprobs": list(map(_with_bytes, one["top_logprobs"]))} for one in values]
+
+    def _told(self, kind: str, text: str, tokens: Sequence[dict[str, Any]] = ()) -> list[dict[str, Any]]:
+        """Add text to an item of a kind, which begins if it is not open. `tokens`: with their log-probabilities."""
         events = list[dict[str, Any]]()
         prefix, content = _KINDS[kind]
         if self._text is None or self._items[-1]["type"] != kind:
@@ -107,12 +123,13 @@ class ResponseFormat:
             more: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
             item = {"id": _new_id(prefix), "type": kind, "status": "in_progress", **more, "content": []}
             events.append(self._opened(item))
-            events.append(self._inside("response.content_part.added", part=_part(content, "")))
-            self._text = []
+            events.append(self._inside("response.content_part.added", part=_part(content, "", ())))
+            self._text, self._tokens = [], []
         assert self._text is not None
         if text:
             self._text.append(text)
-            events.append(self._inside(f"response.{content}.delta", delta=text, **_logprobs(content)))
+            self._tokens += tokens
+            events.append(self._inside(f"response.{content}.delta", delta=text, **_logprobs(content, tokens)))
         return events
 
     def _called(self, call: ToolCall) -> list[dict[str, Any]]:
@@ -135,9 +152,9 @@ class ResponseFormat:
         text, self._text = "".join(self._text), None
         item = self._items[-1]
         content = _KINDS[item["type"]][1]
-        part = _part(content, text)
+        part = _part(content, text, self._tokens)
         return [
-            self._inside(f"response.{content}.done", text=text, **_logprobs(content)),
+            self._inside(f"response.{content}.done", text=text, **_logprobs(content, self._tokens)),
             self._inside("response.content_part.done", part=part),
             self._done({**item, "status": status, "content": [part]}),
         ]
@@ -156,14 +173,19 @@ class ResponseFormat:
         return self._event(kind, item_id=self._items[-1]["id"], output_index=number, content_index=0, **fields)
 
 
-def _part(content: str, text: str) -> dict[str, Any]:
-    more: dict[str, Any] = {"annotations": [], "logprobs": []} if content == _TEXT else {}
-    return {"type": content, "text": text, **more}
+def _part(content: str, text: str, tokens: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    more: dict[str, Any] = {"annotations": []} if content == _TEXT else {}
+    return {"type": content, "text": text, **more, **_logprobs(content, tokens)}
 
 
-def _logprobs(content: str) -> dict[str, Any]:
-    """Return the field that events of an answer's text have, and those of its thinking do not."""
-    return {"logprobs": []} if content == _TEXT else {}
+def _logprobs(content: str, tokens: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the field that an answer's text has, and its thinking has not."""
+    return {"logprobs": list(tokens)} if content == _TEXT else {}
+
+
+def _with_bytes(token: dict[str, Any]) -> dict[str, Any]:
+    """Return a token whose bytes are a list, as OpenAI's responses have them: an empty one where they are unknown."""
+    return token | {"bytes": token["bytes"] or []}
 
 
 def _used(usage: Usage) -> dict[str, Any]:

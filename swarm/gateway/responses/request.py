@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from peer.ipc.sampling_options import LIKELIEST_MAX
 from peer.plain_text import plain
 from swarm.gateway.asks import (
     MESSAGES_MAX,
@@ -25,7 +26,9 @@ from swarm.gateway.asks import (
 )
 from swarm.gateway.errors import ApiError
 from swarm.gateway.ignored import EMPTY, REFUSED
+from swarm.gateway.response_format import FLAT
 from swarm.gateway.template import CALLS_MAX, ChatMessage
+from swarm.gateway.template_variables import Effort, read_variables
 from swarm.gateway.tools import read_call_id, read_function_call, read_tools
 
 _TEXTS: Final = ("input_text", "output_text", "text")
@@ -37,7 +40,8 @@ _REFUSED: Final[Mapping[str, tuple[Any, ...]]] = {
     "truncation": ("disabled",),
 }
 _LOGPROBS: Final = "message.output_text.logprobs"
-_REPEATED: Final = ("instructions", "max_output_tokens", "temperature", "top_p", "parallel_tool_calls")
+"""In `include`, asks for log-probabilities."""
+_REPEATED: Final = ("instructions", "max_output_tokens", "temperature", "top_p", "parallel_tool_calls", "top_logprobs")
 
 
 _FIELDS: Final = {
@@ -49,6 +53,10 @@ _FIELDS: Final = {
 """Of an item of each type, beside its id, type and status."""
 
 
+class _Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    effort: Effort | None = None
+
+
 class _ResponseBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_only=True):
     input: str | Annotated[list[Any], msgspec.Meta(min_length=1, max_length=MESSAGES_MAX)]
     instructions: str = ""
@@ -57,23 +65,35 @@ class _ResponseBody(GenerationBody, frozen=True, forbid_unknown_fields=True, kw_
     tools: list[Any] = msgspec.field(default_factory=list)
     tool_choice: str | dict[str, Any] = "auto"
     parallel_tool_calls: bool = True
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=LIKELIEST_MAX)] = 0
+    reasoning: _Reasoning = _Reasoning()
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 def read_response(body: bytes) -> GenerationAsk:
     """Read the body of a response. Raises ApiError."""
     content = read_object(body)
     _check(content)
-    read, ignored = read_parameters(_without_format(content), _ResponseBody, _REFUSED)
+    has_logprobs = _takes_logprobs(content)
+    ignored = _without_inner(content)
+    given, format_field = _with_format(content)
+    read, more = read_parameters(given, _ResponseBody, _REFUSED)
+    if read.top_logprobs and not has_logprobs:
+        raise _wrong("top_logprobs", f"top_logprobs needs log-probabilities: send include=[{_LOGPROBS!r}], too")
+    logprobs = read.top_logprobs if has_logprobs else None
     tools, beside = read_tools(read.tools, read.tool_choice, read.parallel_tool_calls, is_flat=True)
     messages = _Messages()
     messages.add_items([{"role": "user", "content": read.input}] if isinstance(read.input, str) else read.input)
     repeated = {name: getattr(read, name) for name in _REPEATED}
     repeated["text"] = content.get("text") or {"format": {"type": "text"}}
     repeated |= {"instructions": read.instructions or None, "tool_choice": read.tool_choice, "tools": read.tools}
+    if read.reasoning.effort is not None:
+        repeated["reasoning"] = {"effort": read.reasoning.effort, "summary": None}
     return replace(
-        offering(ask_of(read, read.max_output_tokens, None), tools),
+        offering(ask_of(read, read.max_output_tokens, logprobs, format_field), tools),
         messages=tuple(_instructed(messages.written, read.instructions)),
-        ignored=(*ignored, *beside, *messages.ignored, *(("store",) if read.store else ())),
+        ignored=(*more, *ignored, *beside, *messages.ignored, *(("store",) if read.store else ())),
+        variables=read_variables(read.reasoning.effort, read.chat_template_kwargs, "reasoning.effort"),
         repeated=repeated,
     )
 
@@ -81,41 +101,55 @@ def read_response(body: bytes) -> GenerationAsk:
 def _check(content: dict[str, Any]) -> None:
     """Raise ApiError for a parameter that would change the answer, if `_REFUSED` is not enough to say so."""
     given = {name for name, value in content.items() if value is not None}
-    include, reasoning = content.get("include"), content.get("reasoning")
     stateless = "is not supported by this server, which stores no responses: send the history in input"
     for name, is_refused, words in (
         ("previous_response_id", "previous_response_id" in given, stateless),
         ("conversation", "conversation" in given, stateless),
         ("max_tokens", "max_tokens" in given, "is a parameter of chats: send max_output_tokens"),
         ("n", content.get("n") not in (None, 1), "is a parameter of chats: leave it out"),
-        (
-            "include",
-            isinstance(include, list) and _LOGPROBS in include,
-            f"has {_LOGPROBS}, which chats have: ask there",
-        ),
-        (
-            "reasoning",
-            isinstance(reasoning, dict) and reasoning.get("effort") is not None,
-            "has an effort, which is not supported by this server: leave it out",
-        ),
     ):
         if is_refused:
             raise _wrong(name, f"{name} {words}", "unsupported_parameter")
 
 
-def _without_format(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters, with the format of the text as a chat has it. Raises ApiError."""
+def _takes_logprobs(content: dict[str, Any]) -> bool:
+    """Take the log-probabilities out of `include`, of which nothing else is honoured; return whether they are there."""
+    include = content.get("include")
+    if not isinstance(include, list) or _LOGPROBS not in include:
+        return False
+    content["include"] = [one for one in include if one != _LOGPROBS] or None
+    return True
+
+
+def _without_inner(content: dict[str, Any]) -> list[str]:
+    """Leave only what is known in `reasoning` and `text`; return the names of the other fields, which are ignored.
+    Raises ApiError for one that would change the answer."""
+    ignored = list[str]()
+    for param, known in (("reasoning", "effort"), ("text", "format")):
+        if isinstance(given := content.get(param), dict):
+            content[param] = {name: value for name, value in given.items() if name == known}
+            ignored += [f"{param}.{name}" for name, value in given.items() if name != known and value is not None]
+            if param == "text" and given.get("verbosity") not in (None, "medium"):
+                message = "text.verbosity is not supported by this server: leave it out"
+                raise _wrong("text.verbosity", message, "unsupported_parameter")
+    return ignored
+
+
+def _with_format(content: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the parameters with the format of the text as a chat has it, and the name of the one that brought it.
+    Raises ApiError."""
     text = content.get("text")
     if text is None:
-        return content
+        return content, "response_format"
     form = text.get("format") if isinstance(text, dict) else None
     if not isinstance(text, dict) or not isinstance(form, dict | None):
         raise _wrong("text", "text is no object with a format: send {'format': {'type': 'text'}}")
-    given = {name: value for name, value in content.items() if name != "text"} | {"verbosity": text.get("verbosity")}
+    given = {name: value for name, value in content.items() if name != "text"}
+    param = "response_format"
     if form and form.get("type") != "text":
-        described = {name: value for name, value in form.items() if name != "type"}
+        param, described = FLAT, {name: value for name, value in form.items() if name != "type"}
         given["response_format"] = {"type": form.get("type")} | ({"json_schema": described} if described else {})
-    return given
+    return given, param
 
 
 def _instructed(messages: list[ChatMessage], instructions: str) -> list[ChatMessage]:

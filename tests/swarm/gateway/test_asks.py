@@ -73,7 +73,6 @@ def test_the_four_kinds_of_prompts(prompt: Any, prompts: Any) -> None:
     [
         {"audio": {"voice": "a"}},
         {"modalities": ["audio"]},
-        {"reasoning_effort": "high"},
         {"web_search_options": {}},
     ],
 )
@@ -93,7 +92,6 @@ def test_nor_in_a_completion(given: dict[str, Any]) -> None:
     [
         {"ignore_eos": False},
         {"stop_token_ids": []},
-        {"chat_template_kwargs": {}},
         {"metadata": {"run": "7"}},
         {"store": True},
         {"store": False},
@@ -126,7 +124,6 @@ def test_a_parameter_that_changes_nothing_or_is_unknown_is_ignored_and_listed(gi
     [
         {"ignore_eos": True},
         {"stop_token_ids": [2]},
-        {"chat_template_kwargs": {"enable_thinking": False}},
         {"min_tokens": 5},
         {"length_penalty": 2},
         {"add_generation_prompt": False},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,7 +23,7 @@ async def say(conversation: Conversation, text: str, pieces: int = 1000) -> str:
     said = ""
     async with aclosing(conversation.answer(text)) as parts:
         async for part in parts:
-            said += part
+            said += part.text
             pieces -= 1
             if not pieces:
                 break
@@ -38,6 +38,18 @@ async def test_a_second_turn_goes_on_in_the_same_session() -> None:
     assert len(model.sessions) == 1 and not model.sessions[0].closed.is_set()
     conversation.close()
     assert model.sessions[0].closed.is_set()
+
+
+async def test_thinking_is_apart_from_the_answer_and_from_the_next_prompt() -> None:
+    model = ScriptedModel(b"<think>\nHm.\n</think>\n\nFine.")
+    conversation = Conversation(cast(Any, model), ChatTemplate(source="</think>"), Sampling(), 100)
+    async with aclosing(conversation.answer("Hello")) as parts:
+        told = [(part.thought, part.text) async for part in parts]
+    assert "".join(thought for thought, _ in told) == "Hm." and "".join(text for _, text in told) == "Fine."
+    assert conversation.messages == [ChatMessage("user", "Hello"), ChatMessage("assistant", "Fine.", thought="Hm.")]
+    assert await say(conversation, "Again", pieces=1) == ""
+    assert bytes(model.sessions[-1].tokens).startswith(b"user: Hello\nassistant: Fine.\nuser: Again\nassistant:")
+    assert conversation.messages[-1].content == "" and "H" in conversation.messages[-1].thought
 
 
 async def test_other_words_begin_another_session() -> None:

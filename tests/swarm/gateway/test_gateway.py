@@ -133,12 +133,12 @@ def test_errors_are_those_of_openai(client: openai.OpenAI, served: ServedModel) 
     with pytest.raises(openai.BadRequestError) as too_long:
         client.chat.completions.create(**{**GREEDY, "messages": [{"role": "user", "content": "x" * CONTEXT}]})
     with pytest.raises(openai.BadRequestError) as unsupported:
-        client.chat.completions.create(**GREEDY, reasoning_effort="high")
+        client.chat.completions.create(**GREEDY, verbosity="high")
     with pytest.raises(openai.AuthenticationError) as wrong_key:
         client.with_options(api_key="sk-other").chat.completions.create(**GREEDY)
     codes = [caught.value.code for caught in (unknown, too_long, unsupported, wrong_key)]
     assert codes == ["model_not_found", "context_length_exceeded", "unsupported_parameter", "invalid_api_key"]
-    assert unsupported.value.param == "reasoning_effort"
+    assert unsupported.value.param == "verbosity"
     assert urllib.request.urlopen(f"{served.url}/healthz", timeout=20).status == 200
 
 

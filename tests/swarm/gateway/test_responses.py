@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, cast, get_args
@@ -27,6 +28,7 @@ EVENTS: dict[str, Any] = {
     get_args(kind.model_fields["type"].annotation)[0]: kind for kind in get_args(get_args(ResponseStreamEvent)[0])
 }
 """OpenAI's type of each event."""
+MORE = {"max_output_tokens": 900, "temperature": 0.5, "reasoning": {"effort": "low"}}
 QUESTION = "How warm are Köln and Bonn together?"
 CITIES: Calls = [("get_weather", {"city": 'Köln "}]', "days": 1}), ("get_weather", {"city": "Bonn" * 100})]
 SUM: Calls = [("add", {"terms": [20, 1.5]})]
@@ -110,10 +112,11 @@ def dumped(item: Any) -> Any:
 async def test_every_event_is_of_openais_types_and_thinking_is_an_item() -> None:
     call = written("hermes", [("clock", {})])
     model = model_of(thinking_models.TOOLS, f"<think>\nHm.\n</think>\n\nNow.\n{call}\nDone\0".encode())
-    whole, events = await said(model, {"input": "Hi", "tools": TOOLS, "max_output_tokens": 900, "temperature": 0.5})
+    whole, events = await said(model, {"input": "Hi", "tools": TOOLS, **MORE})
     assert [item["type"] for item in whole["output"]] == ["reasoning", "message", "function_call", "message"]
     assert whole["output"][0]["content"] == [{"type": "reasoning_text", "text": "Hm."}] and whole["store"] is False
     assert whole["usage"]["output_tokens_details"]["reasoning_tokens"] == len("<think>\nHm.\n</think>")
+    assert whole["reasoning"] == {"effort": "low", "summary": None}
     assert (whole["temperature"], whole["max_output_tokens"], whole["tools"]) == (0.5, 900, TOOLS)
     kinds = [event["type"].removeprefix("response.") for event in events]
     once = [kind for at, kind in enumerate(kinds) if kinds[at - 1] != kind]
@@ -147,14 +150,54 @@ async def test_a_cut_answer_is_incomplete_and_an_empty_one_is_a_message() -> Non
 
 
 @pytest.mark.process
+async def test_log_probabilities_are_those_of_a_chat() -> None:
+    """Of the text of messages; thinking and calls have none."""
+    call = written("hermes", [("clock", {})])
+    model = model_of(thinking_models.TOOLS, f"<think>Hm.</think>\n\nNow \u00e9.\n{call}Done\0".encode())
+    ask = {"input": "Hi", "tools": TOOLS, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole, events = await said(model, ask)
+    parts = [item["content"][0] for item in whole["output"] if item["type"] == "message"]
+    for part in parts:
+        assert b"".join(bytes(one["bytes"]) for one in part["logprobs"]).decode().endswith(part["text"])
+        assert all(len(one["top_logprobs"]) == 2 for one in part["logprobs"])
+    assert [part["text"] for part in parts] == ["Now \u00e9.", "Done"]
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    streamed = [one for event in deltas for one in event["logprobs"]]
+    assert streamed == [one for part in parts for one in part["logprobs"]]
+    done = [event["logprobs"] for event in events if event["type"] == "response.output_text.done"]
+    assert done == [part["logprobs"] for part in parts]
+    assert shape(events[-1]["response"]) == shape(whole) and whole["top_logprobs"] == 2
+    body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "logprobs": True, "top_logprobs": 2}
+    assert read(include=ask["include"], top_logprobs=2).logprobs == read_chat(json.dumps(body).encode()).logprobs == 2
+    assert read(include=ask["include"]).logprobs == 0 and read(include=["x"]).logprobs is None
+    assert (read(include=ask["include"]).ignored, read(include=["x"]).ignored) == ((), ("include",))
+
+
+@pytest.mark.process
 async def test_an_error_in_a_stream_is_its_last_event() -> None:
     model = ScriptedModel(b"He", BarnraiseError("a server is gone"))
     _, _, body = await _posted(model, {"input": "Hi", "stream": True})
-    last = json.loads(body.decode().strip().split("\ndata: ")[-1])
-    EVENTS["error"].model_validate_json(json.dumps(last), strict=True)
-    assert last["type"] == "error" and "a server is gone" in last["message"]
+    events = [json.loads(one) for one in re.findall("^data: (.*)$", body.decode(), re.MULTILINE)]
+    for event in events:
+        EVENTS[event["type"]].model_validate_json(json.dumps(event), strict=True)
+    error, failed = events[-2:]
+    assert error["type"] == "error" and error["code"] == "servers_failed" and "a server is gone" in error["message"]
+    assert failed["type"] == "response.failed" and failed["response"]["status"] == "failed"
+    assert failed["response"]["error"] == {"code": "server_error", "message": error["message"]}
+    assert failed["response"]["output"] == [] and failed["response"]["completed_at"] is None
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    async with open_site(model) as site:
+        kinds, error = await trio.to_thread.run_sync(failure, site.port)
+    assert kinds[-2:] == ["error", "response.failed"] and error.code == "server_error" and "is gone" in error.message
     status, _, body = await _posted(model, {"input": "Hi"})
     assert status == 503 and body["error"]["code"] == "servers_failed"
+
+
+def failure(port: int) -> tuple[list[str], Any]:
+    """Return the kinds of events that OpenAI's own client reads of a stream that fails, and the error."""
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        events: list[Any] = list(client.responses.create(model="scripted", input="Hi", stream=True))
+    return [event.type for event in events], events[-1].response.error
 
 
 async def _posted(model: ScriptedModel, ask: dict[str, Any]) -> tuple[int, dict[str, str], Any]:
@@ -170,7 +213,7 @@ async def test_what_is_ignored_is_listed() -> None:
         ScriptedModel(b"Hi"), {"input": [item], "tool_choice": "none", "tools": TOOLS, **given}
     )
     assert status == 200 and body["store"] is False
-    assert headers["x-barnraise-ignored"] == "metadata, reasoning, include, input.phase, store"
+    assert headers["x-barnraise-ignored"] == "metadata, include, reasoning.summary, input.phase, store"
     _, headers, _ = await _posted(
         ScriptedModel(b"Hi"), {"input": "Hi", "store": False, "text": {"format": {"type": "text"}}, "truncation": None}
     )
@@ -242,15 +285,25 @@ def test_the_format_of_the_text_is_that_of_a_chat() -> None:
 @pytest.mark.parametrize(
     ("given", "param", "words"),
     [
-        ({"text": {"format": {"type": "json_object"}}, "tools": TOOLS}, "response_format", "no call of tools"),
-        ({"text": {"verbosity": "low"}}, "verbosity", "leave it out"),
+        ({"text": {"format": {"type": "json_object"}}, "tools": TOOLS}, "text.format", "text.format allows no call"),
+        ({"response_format": {"type": "json_object"}, "tools": TOOLS}, "response_format", "response_format allows no"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format", "text.format.type is 'xml'"),
+        ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format", "text.format is no object with a"),
+        (
+            {"text": {"format": {"type": "json_schema", "name": "a", "shape": 1}}},
+            "text.format",
+            "text.format.shape is not known",
+        ),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": 3}}}, "text.format", "no JSON object"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "leave it out"),
         ({"previous_response_id": "resp_1"}, "previous_response_id", "send the history in input"),
         ({"conversation": "conv_1"}, "conversation", "send the history in input"),
         ({"background": True}, "background", "leave it out"),
         ({"prompt": {"id": "p"}}, "prompt", "leave it out"),
         ({"truncation": "auto"}, "truncation", "leave it out"),
-        ({"reasoning": {"effort": "high"}}, "reasoning", "effort"),
-        ({"include": ["message.output_text.logprobs"]}, "include", "logprobs"),
+        ({"reasoning": {"effort": "utmost"}}, "reasoning", "correct it"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "leave it out"),
+        ({"top_logprobs": 2}, "top_logprobs", "send include=['message.output_text.logprobs'], too"),
         ({"n": 2}, "n", "leave it out"),
         ({"max_tokens": 5}, "max_tokens", "send max_output_tokens"),
         ({"text": {"format": 3}}, "text", "send {'format'"),

@@ -171,7 +171,7 @@ def attempt(act):
     except OSError as error:
         return type(error).__name__
 
-def render(self, messages, tools):
+def render(self, messages, tools, variables):
     return ",".join([
         attempt(lambda: open("/etc/passwd")),
         attempt(lambda: open("/tmp/escaped", "w")),

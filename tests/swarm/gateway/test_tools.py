@@ -50,7 +50,7 @@ def refusal(**body: Any) -> ApiError:
     return refused.value
 
 
-def golden(source: str, talk: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> str:
+def golden(source: str, talk: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **variables: Any) -> str:
     """Return what `transformers` makes of a conversation with tools."""
     from transformers import PreTrainedTokenizerFast
 
@@ -60,7 +60,7 @@ def golden(source: str, talk: list[dict[str, Any]], tools: list[dict[str, Any]] 
         eos_token="</s>",
     )
     text = cast(Any, tokenizer.apply_chat_template)(
-        talk, tools=tools, chat_template=source, tokenize=False, add_generation_prompt=True
+        talk, tools=tools, chat_template=source, tokenize=False, add_generation_prompt=True, **variables
     )
     return str(text)
 
