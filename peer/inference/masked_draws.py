@@ -51,7 +51,7 @@ def mask_of(bits: bytes | memoryview, vocab_size: int, device: torch.device) -> 
     another size, or that allows nothing."""
     if len(bits) != (vocab_size + 7) // 8:
         raise ValueError(f"a mask of {len(bits)} bytes for {vocab_size} tokens")
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size].astype(np.bool_)
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size].view(np.bool_)
     if not flags.any():
         raise ValueError("a mask that allows no token")
     return torch.from_numpy(flags).to(device)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections import OrderedDict
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -50,9 +50,8 @@ class KeptMasks:
             kind, content = _SAME, _POSITION.pack(same)
         else:
             kind, content = _BITS, zlib.compress(bits, _LEVEL)
-            ids = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
-            if 4 * len(ids) < len(content):
-                kind, content = _IDS, ids.astype("<u4").tobytes()
+            if 4 * int.from_bytes(bits, "little").bit_count() < len(content):
+                kind, content = _IDS, _ids_of(bits).tobytes()
         self._keep(position, bits)
         return _HEAD.pack(position, kind) + content
 
@@ -91,6 +90,14 @@ class KeptMasks:
         self._masks.move_to_end(position)
         if len(self._masks) > KEPT:
             self._masks.popitem(last=False)
+
+
+def _ids_of(bits: bytes) -> np.ndarray[Any, np.dtype[np.uint32]]:
+    """Return the ids of the allowed tokens, of which there are few."""
+    whole = np.frombuffer(bits, np.uint8)
+    (at,) = np.nonzero(whole)
+    rows, places = np.nonzero(np.unpackbits(whole[at, None], axis=1, bitorder="little"))
+    return (8 * at[rows] + places).astype("<u4")
 
 
 def _inflated(content: bytes, size: int) -> bytes:

@@ -63,7 +63,7 @@ def follow_answer(sock: socket.socket, vocabulary: Any, vocab_size: int, bounds:
         try:
             sock.sendall(frame(reply))
         except OSError:
-            return  # nobody waits for it
+            return  # the client has hung up
 
 
 def _commands(sock: socket.socket) -> Iterator[BeginGrammar | ContinueGrammar]:
