@@ -184,7 +184,9 @@ def _sound(value: Any) -> Any:
     if isinstance(value, str):
         return sound(value)
     if isinstance(value, int) and not _NUMBER_MIN <= value <= _NUMBER_MAX:
-        raise TemplateFailed("a whole number in a tool, a call or a variable has more than 64 bits: send a smaller one, or a text")
+        raise TemplateFailed(
+            "a whole number in a tool, a call or a variable has more than 64 bits: send a smaller one, or a text"
+        )
     if isinstance(value, dict):
         return {sound(name): _sound(inner) for name, inner in value.items()}
     return [_sound(inner) for inner in value] if isinstance(value, list) else value

@@ -127,22 +127,27 @@ class AnswerForks:
     async def fork(self, kind: ForkKind) -> AnswerFork:
         """Return the process of a new answer. Raises ConfigError if the program does not take its vocabulary,
         WorkerError."""
-        async with self._turns[kind]:
-            while self.living(kind) >= kind.most:
-                resting = next((fork for fork in self._resting if fork.kind is kind), None)
-                if resting is not None:
-                    resting.end()
-                if not await self._ended.until(lambda: self.living(kind) < kind.most, COMMAND_S):
-                    raise WorkerError(f"{kind.most} answers compile their schemas at once: try again later")
-            while self._starting is not None or self.has_ended:
-                await self._started()
-            assert self._sockets is not None
-            ours, theirs = socket.socketpair()
-            fork = AnswerFork(ours, kind, self)
-            with theirs, suppress(OSError):  # of a program that has ended: so has the fork, as its socket tells
-                socket.send_fds(self._sockets, [bytes([self._kinds.index(kind)])], [theirs.fileno()])
-            self._living.add(fork)
-            return fork
+        while self._sockets is None or self.has_ended or self.living(kind) >= kind.most:
+            await self._started()
+            if not await self._has_room(kind):
+                raise WorkerError(f"{kind.most} answers compile schemas as large as this one: try again later")
+        ours, theirs = socket.socketpair()
+        fork = AnswerFork(ours, kind, self)
+        with theirs, suppress(OSError):  # of a program that has ended: so has the fork, as its socket tells
+            socket.send_fds(self._sockets, [bytes([self._kinds.index(kind)])], [theirs.fileno()])
+        self._living.add(fork)
+        return fork
+
+    async def _has_room(self, kind: ForkKind) -> bool:
+        """Wait until there may be one more; return whether that is so in time."""
+        with trio.move_on_after(COMMAND_S):
+            async with self._turns[kind]:
+                while self.living(kind) >= kind.most:
+                    resting = next((fork for fork in self._resting if fork.kind is kind), None)
+                    if resting is not None:
+                        resting.end()
+                    await self._ended.wait()
+        return self.living(kind) < kind.most
 
     def note_busy(self, fork: AnswerFork) -> None:
         """Note that a fork has a command."""
@@ -175,7 +180,9 @@ class AnswerForks:
             self._ended.notify()
 
     async def _started(self) -> None:
-        """Wait until the program has started. Who gives up meanwhile leaves it to the next one."""
+        """Wait until the program runs. Who gives up meanwhile leaves its start to the next one."""
+        if not self.has_ended:
+            return
         if self._starting is None:
             self._starting = _Starting()
             self._nursery.start_soon(self._start, self._starting)

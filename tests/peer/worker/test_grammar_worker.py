@@ -12,7 +12,7 @@ import psutil
 import pytest
 import trio
 
-from peer.errors import ConfigError
+from peer.errors import ConfigError, WorkerError
 from peer.ipc.grammar_messages import ANY_OBJECT, MASK_BYTES_MAX, SCHEMA_CHARS_MAX, Grammar, GrammarBounds, TokenMask
 from peer.net.flow.frames import SMALL_BYTES_MAX
 from peer.worker.grammar import client
@@ -202,6 +202,19 @@ async def test_of_too_many_answers_the_one_that_rested_longest_begins_again(monk
             for answer in answers:
                 assert await after(answer, '{"') == [ord("t")]
         assert await after(answers[0], "{") == [*b'\t\n\r "'], "or goes back"
+
+
+async def test_an_answer_waits_for_room_only_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = replace(QUICK, most=1)
+    monkeypatch.setattr(client, "QUICK", one)
+    async with open_grammars(b"", 256) as grammars:
+        busy = await grammars.forks.fork(one)
+        with monkeypatch.context() as context:
+            context.setattr("peer.worker.grammar.forks.COMMAND_S", 0.05)
+            with pytest.raises(WorkerError, match=r"1 answers compile schemas .*: try again later"):
+                await grammars.begin(grammar(SMALL), []).mask([])
+        busy.end()
+        assert await after(grammars.begin(grammar(SMALL), []), "") == [ord("{")]
 
 
 async def test_a_schema_that_takes_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
