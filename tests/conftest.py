@@ -43,8 +43,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let each parallel worker import the test files from another one on: what one has compiled, the others load. In the
-    same order all would compile each file at the same time."""
+    """Let each parallel worker import the test files from another one on: what one has compiled, the others load.
+
+    In the same order all would compile each file at the same time.
+    """
     worker = getattr(config, "workerinput", None)
     if worker is None or config.args != config.getini("testpaths"):
         return
