@@ -1,5 +1,4 @@
-"""Calls that a `tool_choice` forces: their grammars, and how they are read. test_response_format.py has a model write
-some."""
+"""Calls that a `tool_choice` forces: grammars and reading. In test_response_format.py a model writes such calls."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""`response_format`, and calls that a `tool_choice` forces: a random model writes JSON, through the web server, a client
-and the servers."""
+"""`response_format` and forced calls: a random model writes JSON, through the web server, a client and the servers."""
 
 from __future__ import annotations
 
@@ -136,7 +135,7 @@ def test_an_unsupported_keyword_is_refused_by_name(client: openai.OpenAI, stream
     assert refused.value.param == "response_format"
 
 
-# -- forced calls -------------------------------------------------------------------------------------------------------
+# -- forced calls ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.process
