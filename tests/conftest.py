@@ -42,15 +42,32 @@ def pytest_collection() -> Generator[None, object, object]:
         gc.enable()
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Let each parallel worker import the test files from another one on: what one has compiled, the others load.
+
+    In the same order all would compile each file at the same time.
+    """
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.args != config.getini("testpaths"):
+        return
+    files = [str(file) for file in sorted((ROOT / "tests").rglob("test_*.py")) if not _is_left_out(file, config)]
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    config.args = [*files[first:], *files[:first]]
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out files without a test of this pass of `make test`: each of its workers would import them all."""
-    if not (collection_path.name.startswith("test_") and collection_path.suffix == ".py"):
-        return None
+    return True if _is_left_out(collection_path, config) else None
+
+
+def _is_left_out(path: Path, config: pytest.Config) -> bool:
+    if not (path.name.startswith("test_") and path.suffix == ".py"):
+        return False
     if config.option.markexpr.startswith("process and "):
-        return True if b"mark.process" not in collection_path.read_bytes() else None
+        return b"mark.process" not in path.read_bytes()
     if config.option.markexpr.startswith("not process and "):
-        return True if ALL_WITH_PROCESSES.search(collection_path.read_bytes()) else None
-    return None
+        return ALL_WITH_PROCESSES.search(path.read_bytes()) is not None
+    return False
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -59,7 +76,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("soak"):
             item.add_marker(pytest.mark.timeout(0))  # a soak takes what it takes
     seconds = json.loads(DURATIONS.read_text())
-    items.sort(key=lambda item: -seconds.get(str(item.path.relative_to(ROOT)), 0.0))
+    items.sort(key=lambda item: (-seconds.get(str(item.path.relative_to(ROOT)), 0.0), item.path))
 
 
 @pytest.hookimpl(wrapper=True)

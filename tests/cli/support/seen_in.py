@@ -9,7 +9,7 @@ import struct
 import subprocess
 import sys
 import termios
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
@@ -31,6 +31,8 @@ class Terminal:
         self.columns = columns
         self._screen = pyte.HistoryScreen(columns, LINES, history=1000, ratio=0.5)
         self._stream = pyte.ByteStream(self._screen)
+        self._gone: dict[int, tuple[object, str]] = {}
+        """Rows that have left the screen, by identity, as they were read: they never change."""
         self.changed = trio.Event()
         self.keyboard = -1
         """The descriptor that keys go to, of a terminal with a program."""
@@ -46,8 +48,11 @@ class Terminal:
     @property
     def rows(self) -> list[str]:
         """All rows, the oldest first, as wide as the screen."""
-        gone = ["".join(row[column].data for column in range(self.columns)) for row in self._screen.history.top]
-        return [*gone, *self._screen.display]
+        self._gone = {id(row): self._gone.get(id(row)) or self._read(row) for row in self._screen.history.top}
+        return [*(text for _, text in self._gone.values()), *self._screen.display]
+
+    def _read(self, row: Mapping[int, pyte.screens.Char]) -> tuple[object, str]:
+        return row, "".join(row[column].data for column in range(self.columns))
 
     @property
     def text(self) -> str:

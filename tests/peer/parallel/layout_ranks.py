@@ -62,7 +62,7 @@ FIRST: Final = {"fsdp": 2}
 """The first of the processes that make up a group, where it is not 0: two pairs are at work at one time."""
 NARROW: Final = "llama"
 """The model that is tried in bf16 and fp16, too."""
-START_POWER: Final = 40
+START_POWER: Final = 22
 """Of two, the scale of the loss that fp16 begins with."""
 FP16: Final = InnerConfig(lr=1e-2, batch_size=5, total_steps=100, dtype="fp16", clip_norm=1e9)
 SPEC: Final = InnerSpec("adamw", lr=1e-2, decay="matrices")

@@ -7,12 +7,13 @@ remembers for it; or lets a bound pass that is just reached; or excuses more tha
 from __future__ import annotations
 
 import ast
-import copy
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 from types import FunctionType
 from typing import Any, Final
 from unittest.mock import patch
@@ -66,7 +67,17 @@ class Weakening:
     name: str
     owner: Any
     function: str
-    tree: ast.Module
+    number: int
+    """Of the node that changes, in the order of `ast.walk`."""
+    change: Change
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The weaker function. Each is made where it is tested: all workers of pytest list them, and one tests them."""
+        made = _source_tree(self.owner, self.function)
+        target = next(islice(ast.walk(made), self.number, None))
+        weaker: ast.Module = ast.fix_missing_locations(_Replaced(target, self.change).visit(made))
+        return weaker
 
     @contextmanager
     def applied(self) -> Iterator[None]:
@@ -103,15 +114,17 @@ def weaker_faults() -> Iterator[Weakening]:
 
 
 def _of(owner: Any, name: str, changes: Changes) -> Iterator[Weakening]:
-    tree = ast.parse(textwrap.dedent(inspect.getsource(getattr(owner, name))))
+    tree = _source_tree(owner, name)
     numbers = {id(node): number for number, node in enumerate(ast.walk(tree))}
     for node in ast.walk(tree):
         for target, what, change in changes(node):
-            changed = copy.deepcopy(tree)
-            twin = next(one for number, one in enumerate(ast.walk(changed)) if number == numbers[id(target)])
-            ast.fix_missing_locations(_Replaced(twin, change).visit(changed))
             text = " ".join(ast.unparse(target).split())
-            yield Weakening(f"{owner.__name__.split('.')[-1]}.{name}: {what}: {text[:90]}", owner, name, changed)
+            title = f"{owner.__name__.split('.')[-1]}.{name}: {what}: {text[:90]}"
+            yield Weakening(title, owner, name, numbers[id(target)], change)
+
+
+def _source_tree(owner: Any, name: str) -> ast.Module:
+    return ast.parse(textwrap.dedent(inspect.getsource(getattr(owner, name))))
 
 
 class _Replaced(ast.NodeTransformer):

@@ -1,12 +1,10 @@
-"""Calls that a `tool_choice` forces: a random model writes them, through the web server, a client, and the servers."""
+"""Calls that a `tool_choice` forces: grammars and reading. In test_response_format.py a model writes such calls."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
-import openai
 import pytest
 from jsonschema import Draft202012Validator as Checker
 
@@ -16,8 +14,7 @@ from swarm.gateway.forced_calls import forced_calls
 from swarm.gateway.reading.call_formats import FORMATS
 from swarm.gateway.reading.tool_calls import CallStream
 from swarm.gateway.tools import Tools
-from tests.swarm.gateway.served_model import KEY, NAME, ServedModel, served_model
-from tests.swarm.gateway.tool_models import TEMPLATES
+from tests.swarm.gateway.served_model import NAME
 
 PLACE: dict[str, Any] = {
     "type": "object",
@@ -85,53 +82,3 @@ def test_choices_name_what_they_force() -> None:
     ):
         ask = read_chat(json.dumps({**ASK, "tools": TOOLS, "tool_choice": choice}).encode())
         assert ask.tools is not None and (ask.tools.forced, len(ask.tools.given)) == (forced, given)
-
-
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
-    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
-    template.write_text(TEMPLATES["hermes"])
-    with served_model(tmp_path_factory.mktemp("served"), "--template", str(template)) as model:
-        yield model
-
-
-@pytest.fixture
-def client(served: ServedModel) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{served.url}/v1", api_key=KEY, max_retries=0, timeout=60) as made:
-        yield made
-
-
-@pytest.mark.process
-def test_a_random_model_calls_what_it_must(client: openai.OpenAI) -> None:
-    asked: dict[str, Any] = {**ASK, "tools": TOOLS, "seed": 4, "temperature": 1.0}
-    free = client.chat.completions.create(**{**asked, "max_tokens": 20}).choices[0].message
-    assert not free.tool_calls and free.content
-    found = client.chat.completions.create(**asked, tool_choice="required", n=6)
-    names, texts = set(), list[tuple[str, str]]()
-    for choice in found.choices:
-        assert choice.finish_reason == "tool_calls" and choice.message.content is None
-        (call,) = choice.message.tool_calls or []
-        assert call.type == "function"
-        Checker(SCHEMAS[call.function.name]).validate(json.loads(call.function.arguments))
-        names.add(call.function.name)
-        texts.append((call.function.name, call.function.arguments))
-    assert names == {"weather", "plant"} and len(set(texts)) > 2
-    deltas = [
-        part.choices[0].delta
-        for part in client.chat.completions.create(**asked, tool_choice="required", stream=True)
-        if part.choices
-    ]
-    pieces = [one.function for delta in deltas for one in delta.tool_calls or () if one.function]
-    streamed = "".join(one.name or "" for one in pieces), "".join(one.arguments or "" for one in pieces)
-    assert streamed == texts[0] and not any(delta.content for delta in deltas)
-    for choice in client.chat.completions.create(**asked, tool_choice=BY_NAME, n=2).choices:
-        assert [call.function.name for call in choice.message.tool_calls or () if call.type == "function"] == ["plant"]
-
-
-@pytest.mark.process
-def test_a_schema_that_is_not_supported_is_named(client: openai.OpenAI) -> None:
-    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
-    function: Any = {"type": "function", "function": {"name": "f", "parameters": unique}}
-    with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
-        client.chat.completions.create(**ASK, tools=[function], tool_choice="required")
-    assert refused.value.param == "tools"

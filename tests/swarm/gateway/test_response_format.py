@@ -1,4 +1,4 @@
-"""`response_format`: answers in JSON, through the web server, a client, and the servers."""
+"""`response_format` and forced calls: a random model writes JSON, through the web server, a client and the servers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from swarm.gateway.asks import read_chat, read_completion
 from swarm.gateway.errors import ApiError
 from swarm.gateway.response_format import read_format, schema_grammar
 from tests.swarm.gateway.served_model import KEY, NAME, ServedModel, served_model
+from tests.swarm.gateway.test_forced_calls import BY_NAME, SCHEMAS, TOOLS
+from tests.swarm.gateway.tool_models import TEMPLATES
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -82,7 +84,9 @@ def test_what_is_no_format_is_refused(given: Any) -> None:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServedModel]:
-    with served_model(tmp_path_factory.mktemp("served")) as model:
+    template = tmp_path_factory.mktemp("template") / "hermes.jinja"
+    template.write_text(TEMPLATES["hermes"])
+    with served_model(tmp_path_factory.mktemp("served"), "--template", str(template)) as model:
         yield model
 
 
@@ -129,3 +133,42 @@ def test_an_unsupported_keyword_is_refused_by_name(client: openai.OpenAI, stream
             stream=stream,
         )
     assert refused.value.param == "response_format"
+
+
+# -- forced calls ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.process
+def test_a_random_model_calls_what_it_must(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**ASK, "tools": TOOLS, "seed": 4, "temperature": 1.0}
+    free = client.chat.completions.create(**{**asked, "max_tokens": 20}).choices[0].message
+    assert not free.tool_calls and free.content
+    found = client.chat.completions.create(**asked, tool_choice="required", n=6)
+    names, texts = set(), list[tuple[str, str]]()
+    for choice in found.choices:
+        assert choice.finish_reason == "tool_calls" and choice.message.content is None
+        (call,) = choice.message.tool_calls or []
+        assert call.type == "function"
+        Checker(SCHEMAS[call.function.name]).validate(json.loads(call.function.arguments))
+        names.add(call.function.name)
+        texts.append((call.function.name, call.function.arguments))
+    assert names == {"weather", "plant"} and len(set(texts)) > 2
+    deltas = [
+        part.choices[0].delta
+        for part in client.chat.completions.create(**asked, tool_choice="required", stream=True)
+        if part.choices
+    ]
+    pieces = [one.function for delta in deltas for one in delta.tool_calls or () if one.function]
+    streamed = "".join(one.name or "" for one in pieces), "".join(one.arguments or "" for one in pieces)
+    assert streamed == texts[0] and not any(delta.content for delta in deltas)
+    for choice in client.chat.completions.create(**asked, tool_choice=BY_NAME, n=2).choices:
+        assert [call.function.name for call in choice.message.tool_calls or () if call.type == "function"] == ["plant"]
+
+
+@pytest.mark.process
+def test_a_schema_that_is_not_supported_is_named(client: openai.OpenAI) -> None:
+    unique = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    function: Any = {"type": "function", "function": {"name": "f", "parameters": unique}}
+    with pytest.raises(openai.BadRequestError, match="uniqueItems") as refused:
+        client.chat.completions.create(**ASK, tools=[function], tool_choice="required")
+    assert refused.value.param == "tools"

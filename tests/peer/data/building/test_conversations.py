@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tokenizers import Tokenizer as HubTokenizer
-from transformers import BatchEncoding, PreTrainedTokenizerFast
 
 from peer.data.building.marking import marked_text
 from peer.data.chat_template import ChatTemplateCode
@@ -90,6 +89,8 @@ def test_a_conversation_that_cannot_be_trained_on_says_why(
 
 
 def test_ids_and_marks_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import BatchEncoding, PreTrainedTokenizerFast  # here: a second for each worker of pytest
+
     path = small_tokenizer(tmp_path, SPECIAL)
     theirs = PreTrainedTokenizerFast(tokenizer_object=HubTokenizer.from_file(str(path)), chat_template=TAGGED)
     talks = [TALK, TALK[1:3], [*TALK, *TALK[1:]]]
