@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from peer.ipc.block_messages import TOKENS_MAX
+from peer.config import TOKENS_MAX
 
 GAPS_MAX: Final = 3
 """So many gaps in a row are filled by replays; then all is computed again."""

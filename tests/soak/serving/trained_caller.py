@@ -181,8 +181,8 @@ def text_of(messages: Sequence[Message], begins_answer: bool = False) -> str:
     import transformers
 
     writer = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE()), chat_template=TEMPLATE)
-    given: Any = list(messages)
-    text = writer.apply_chat_template(given, tools=TOOLS, tokenize=False, add_generation_prompt=begins_answer)
+    given, tools = list[Any](messages), list[Any](TOOLS)
+    text = writer.apply_chat_template(given, tools=tools, tokenize=False, add_generation_prompt=begins_answer)
     return str(text)
 
 
@@ -206,8 +206,8 @@ def make_model(vocab_size: int) -> Any:
     "Mimetic Initialization of Self-Attention Layers", 2023): it learns to copy ten times as fast."""
     import transformers
 
-    sizes = {"hidden_size": 96, "intermediate_size": 288, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
+    sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 288, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 4}
     config = transformers.LlamaConfig(
         vocab_size=vocab_size,
         max_position_embeddings=CONTEXT,
@@ -245,7 +245,7 @@ def trained(texts: Sequence[str], tokenizer: Tokenizer) -> Any:
     """Return a model that has learnt from these conversations."""
     torch.manual_seed(SEED)
     chance = random.Random(SEED)
-    begin, end = tokenizer.encode(ANSWER).ids, tokenizer.token_to_id(EOS)
+    begin, (end,) = tokenizer.encode(ANSWER).ids, tokenizer.encode(EOS).ids
     learnt = [(encoded.ids, labels_of(encoded.ids, begin, end)) for encoded in tokenizer.encode_batch(list(texts))]
     model = make_model(tokenizer.get_vocab_size())
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.98), weight_decay=0.01)
