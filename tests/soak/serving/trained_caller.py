@@ -1,4 +1,4 @@
-"""A small Llama that is trained to call three tools, from a fixed seed, in less than a minute of one core.
+"""A small Llama that is trained to call three tools, from a fixed seed, in about a minute of one core.
 
 It learns from conversations in the Hermes form. Each question has words and numbers by which it is learnt, or held out
 for the tests. `Talk` is what a model without a mistake says.
@@ -203,7 +203,7 @@ def make_tokenizer(texts: Sequence[str]) -> Tokenizer:
 
 def make_model(vocab_size: int) -> Any:
     """Return a Llama of two blocks that begins by looking for what equals a position, and copying it from there (after
-    "Mimetic Initialization of Self-Attention Layers", 2023): it learns to copy ten times as fast."""
+    "Mimetic Initialization of Self-Attention Layers", 2023), so that it soon learns to copy."""
     import transformers
 
     sizes: dict[str, Any] = {"hidden_size": 96, "intermediate_size": 288, "num_hidden_layers": 2}
