@@ -41,7 +41,7 @@ from swarm.inference.messages import (
 from swarm.inference.page_names import page_names
 from swarm.inference.prompt_scores import PromptScores
 from swarm.inference.record import ServedCommit, SessionNeeds
-from swarm.inference.resume import resume
+from swarm.inference.resume import WiredServers, resume
 from swarm.inference.route import Route, placed
 from swarm.inference.route_flows import RouteFlows
 from swarm.inference.server_flows import ServerFlows
@@ -76,14 +76,14 @@ class RemoteSession:
         self.commit: ServedCommit | None = None
         """Of a training run: the commit with which the last answer was computed."""
         self.failovers = 0
-        """How often a server had to be replaced."""
+        """How many servers were replaced."""
         self._server_flows, self._servers, self._model = server_flows, servers, model
         self._sampling, self._stops = msgspec.structs.replace(sampling, masked=grammar is not None), tuple(stops)
         self._needs = replace(needs, options=self._sampling.options)
         self._revision, self._wired = 0, False
         self._silent = set[str]()
         """Servers that have not answered the last revision."""
-        self._flows = RouteFlows(server_flows)
+        self._flows, self._last = RouteFlows(server_flows), WiredServers()
         self._inbox, self._refusal = Inbox(), ""
         self._allowing = Allowing(grammar)
         self.scores = PromptScores(self._sampling, model.vocab_size)
@@ -163,8 +163,8 @@ class RemoteSession:
         self.close()
         self.id = secrets.token_bytes(16)
         self.route, self._revision = (), 0
-        self._allowing.forget()
-        self.scores.forget()
+        for part in (self._allowing, self.scores, self._last):
+            part.forget()
         self._inbox.clear()
         self._server_flows.add(self)
 
@@ -219,6 +219,8 @@ class RemoteSession:
                 self._drop(self._judge.lost(self.route, place, message, flow.prefix))
             else:
                 self._refusal = message.reason if message.cause != "gap" else self._refusal
+                if message.cause == "gap":
+                    self._last.lacks_output(flow.peer)
                 self._drop(self._judge.refused(self.route, place, message, flow.prefix))
                 if message.cause == "commit":
                     self.route = ()
@@ -308,8 +310,6 @@ class RemoteSession:
     async def _try(self, route: Route, end: int, answer_s: float) -> bool:
         """Wire a route and feed it. Return False if one of its servers fails."""
         fresh = {hop.peer for hop in route if hop not in self.route or hop in self._flows.lost(self.route)}
-        if self.route and self._revision and fresh:
-            self.failovers += 1
         self._revision += 1
         if route != self.route:
             self._learn()
@@ -317,11 +317,9 @@ class RemoteSession:
         self._flows.end({hop.peer for hop in old} - {hop.peer for hop in route}, self.id)
         with trio.move_on_after(answer_s) as timeout:
             haves = await self._start_all(route, fresh, end)
-        if timeout.cancelled_caught:
-            haves = None
-            for peer in self._silent:
-                self._drop(self._judge.failed(peer))
-        if haves is None:
+        for peer in self._silent if timeout.cancelled_caught else ():
+            self._drop(self._judge.failed(peer))
+        if timeout.cancelled_caught or haves is None:
             return False
         self._wired = True
         self._allowing.wired()
@@ -381,9 +379,12 @@ class RemoteSession:
     def _go_on(self, haves: list[int], fresh: set[str]) -> None:
         """Have each server send what the next one lacks, and send the first one what it lacks."""
         known, peers = len(self.tokens), [hop.peer for hop in self.route]
-        then = resume(haves, known, [peer in fresh for peer in peers], self._judge.gaps, self.scores.row(known))
+        self.failovers += self._last.wired(peers, haves, fresh)
+        kept, new = self._last.kept_from(peers), [peer in fresh for peer in peers]
+        then = resume(haves, known, new, self._judge.gaps, self.scores.row(known), kept)
         for number, position in then.rewinds.items():
             self._say(peers[number], Rewind(self.id, position))
+            self._last.rewound(peers[number], position)
         for number, position in then.replays.items():
             self._say(peers[number], Replay(self.id, self._revision, position, known))
         if then.feed is not None:

@@ -48,16 +48,17 @@ class OutputLog:
         """The position after the last output."""
         return self._sent[-1].end if self._sent else self.base
 
-    def append(self, sent: SentTokens) -> None:
-        """Add the next output. What begins before the end replaces what is there; what leaves a gap begins again."""
-        self.rewind(sent.position)
+    def append(self, sent: SentTokens) -> bool:
+        """Add the next output, which replaces what is there from its position on. Return False, and leave it out, if it
+        comes after a gap: it was computed before the log was rewound, and the next server cannot take it either."""
         if sent.position > self.end:
-            self._sent.clear()
-            self._size, self.base = 0, sent.position
+            return False
+        self.rewind(sent.position)
         self._sent.append(sent)
         self._size += len(sent.payload)
         self._resendable += RESENT_MAX * len(sent.payload)
         self.fit(self._bytes_max)
+        return True
 
     def fit(self, bytes_max: int) -> None:
         """Keep no more than that from now on, and the last output in any case."""

@@ -352,8 +352,7 @@ class BlockServer:
         session.draws_at.discard(end)
         if session.start.end < self._config.span.of:
             sent = SentTokens(output.position, tuple(output.ids), draws, payload)
-            session.log.append(sent)
-            if not session.parked:
+            if session.log.append(sent) and not session.parked:
                 session.send(sent, self._nursery)
         elif output.token is not None:
             session.tell_token(end, output.token, output.logprob, tuple(output.likeliest))

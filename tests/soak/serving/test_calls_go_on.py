@@ -68,7 +68,8 @@ def test_calls_go_on_without_a_server(tmp_path: Path, strike: signal.Signals) ->
             found, failovers = calls(client)
             timer.join()
             print(
-                f"  {failovers} of {ANSWERS} answers replaced a server; undisturbed they took {took:.1f} s", flush=True
+                f"  {failovers} of {ANSWERS} answers replaced their server; undisturbed they took {took:.1f} s",
+                flush=True,
             )
-            assert found == wanted and failovers > 0
+            assert found == wanted and 0 < failovers <= ANSWERS
             struck.send_signal(signal.SIGCONT)

@@ -15,7 +15,7 @@ import trio
 
 from peer.config import ModelConfig
 from peer.errors import DialError
-from peer.ipc.block_messages import SCORES_MAX
+from peer.ipc.block_messages import PAGE_TOKENS, SCORES_MAX
 from peer.ipc.sampling_options import OPTIONS, Sampling
 from swarm.inference.client_view import ServersView
 from swarm.inference.messages import (
@@ -32,6 +32,7 @@ from swarm.inference.messages import (
     StartSession,
     TokenDrawn,
 )
+from swarm.inference.page_names import page_names
 from swarm.inference.record import ServerRecord
 from swarm.inference.session import RemoteSession
 
@@ -67,6 +68,8 @@ class _Session:
     def __init__(self, start: StartSession) -> None:
         self.start, self.allowed, self.known = start, start.allowed, start.known
         self.ids: list[int] = []
+        self.rewinds = self.kept_from = 0
+        """The position from which what it computed is kept."""
         self.parked = True
         self.pending: tuple[int, int] | None = None
         """A drawn token (position, id) that may not be passed on yet."""
@@ -79,12 +82,19 @@ class ScriptedServer:
         self.scene, self.peer, self.first, self.end, self.step_ms = scene, peer, first, end, step_ms
         self.is_open, self.rtt_s, self.prefix = True, 0.002, "192.0.2.0/24"
         self.starts, self._on_way = 0, deque[Any]()
+        self.pages: list[int] = []
+        """The tokens of the pages that it has of other sessions."""
+        self.refusals = 0
         self._sessions: dict[bytes, _Session] = {}
 
     @property
     def holds(self) -> int:
         """How many sessions it has."""
         return len(self._sessions)
+
+    def forget_output(self, session: bytes) -> None:
+        """Keep no output of a session that there is so far."""
+        self._sessions[session].kept_from = len(self._sessions[session].ids)
 
     # -- a flow, as the client sees it ---------------------------------------------------------------------------------
 
@@ -106,6 +116,9 @@ class ScriptedServer:
             held = self._sessions.get(message.session)
             if held is None:
                 held = self._sessions[message.session] = _Session(message)
+                if message.names and message.names == page_names([*self.pages, 0])[: len(message.names)]:
+                    held.ids = list(self.pages[: PAGE_TOKENS * len(message.names)])
+                    held.kept_from = len(held.ids)
             held.start, held.parked, held.pending = message, True, None
             held.allowed, held.known = max(held.allowed, message.allowed), max(held.known, message.known)
             await self.started(message, len(held.ids))
@@ -117,14 +130,18 @@ class ScriptedServer:
             await self.compute(held, message)
         elif isinstance(message, Rewind):
             del held.ids[message.position :]
-            held.pending = None
+            held.kept_from, held.pending = min(held.kept_from, message.position), None
+            held.rewinds += 1
         elif isinstance(message, Allow):
             held.allowed, held.known = max(held.allowed, message.position), max(held.known, message.known)
             held.parked = False
             await self._pass_pending(held)
         elif isinstance(message, Replay):
-            held.parked = False
             at = message.position
+            if at < held.kept_from:
+                self.refuse(held, "gap", held.kept_from)
+                return
+            held.parked = False
             for end in sorted({max(at, min(message.known, len(held.ids))), *range(message.known, len(held.ids) + 1)}):
                 if end > at:
                     part = PassTokens(message.session, at, tuple(held.ids[at:end]), end >= message.known)
@@ -152,7 +169,10 @@ class ScriptedServer:
             return
         held.ids += new
         at = len(held.ids)
+        rewinds = held.rewinds
         await trio.sleep(STEP_S)
+        if held.rewinds != rewinds:
+            return
         if self.end < MODEL.layers:
             if not held.parked:
                 await self.pass_on(held, PassTokens(message.session, have, new, message.draws))
@@ -183,8 +203,10 @@ class ScriptedServer:
         if target is not None:
             target.send(message)
 
-    def refuse(self, held: _Session, cause: Cause) -> None:
-        self.tell(SessionRefused(held.start.session, held.start.revision, cause, f"it says {cause}", len(held.ids)))
+    def refuse(self, held: _Session, cause: Cause, have: int | None = None) -> None:
+        have = len(held.ids) if have is None else have
+        self.refusals += 1
+        self.tell(SessionRefused(held.start.session, held.start.revision, cause, f"it says {cause}", have))
 
 
 class BadServer(ScriptedServer):
@@ -237,6 +259,8 @@ class Scene:
         self.servers: dict[str, ScriptedServer] = {}
         self.begun: list[StartSession] = []
         """What servers were sent of sessions."""
+        self.dead = set[str]()
+        """Servers to which no flow opens, whose records are still there."""
         self._sessions: dict[bytes, RemoteSession] = {}
         self.view = ServersView(cast(Any, None), cast(Any, None), "run", MODEL.layers)
         self.view.refresh = self._refresh  # type: ignore[method-assign]
@@ -273,7 +297,7 @@ class Scene:
 
     async def open(self, peer: str) -> ScriptedServer:
         await trio.lowlevel.checkpoint()
-        if peer not in self.servers:
+        if peer not in self.servers or peer in self.dead:
             raise DialError(peer, "unreachable")
         return self.servers[peer]
 

@@ -30,7 +30,7 @@ class Chain:
             self.drawn.append(end)
 
     def go_on(self, known: int, fresh: list[bool], gaps: int = 0) -> None:
-        then = resume(self.have, known, fresh, gaps)
+        then = resume(self.have, known, fresh, gaps, kept_from=self.sent_from)
         for server, position in then.rewinds.items():
             self.have[server] = min(self.have[server], position)
             self.sent_from[server] = min(self.sent_from[server], position)
@@ -64,6 +64,17 @@ def test_a_session_that_begins_with_kept_pages_begins_where_all_have_them(known:
     chain = Chain(haves, [True] * len(haves))
     chain.go_on(known, [True] * len(haves))
     assert chain.have == [known] * len(haves) and chain.drawn == [known]
+
+
+@given(st.integers(33, 200), st.integers(2, 5), st.data())
+def test_servers_compute_again_what_they_have_not_kept(known: int, count: int, data: st.DataObject) -> None:
+    """As those do that began with the pages of another session's prompt, or have let go of the oldest outputs."""
+    fresh = data.draw(st.lists(st.booleans(), min_size=count, max_size=count).filter(any))
+    kept = data.draw(st.lists(st.integers(0, known - 1), min_size=count, max_size=count))
+    chain = Chain([0 if new else known - (at == count - 1) for at, new in enumerate(fresh)], fresh)
+    chain.sent_from = [0 if new else start for new, start in zip(fresh, kept, strict=True)]
+    chain.go_on(known, fresh)
+    assert chain.have == [known] * count and chain.drawn[-1] == known
 
 
 def test_a_last_server_whose_flow_was_lost_draws_again() -> None:

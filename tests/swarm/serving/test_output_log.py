@@ -65,3 +65,13 @@ def test_a_rewound_log_goes_on_from_there() -> None:
     check(list(log.since(0, 99, 64)), 0, 9)
     log.append(sent(4, 2))  # as after a replay from there
     check(list(log.since(0, 99, 64)), 0, 6)
+
+
+def test_an_output_that_was_computed_before_a_rewind_is_left_out() -> None:
+    """It comes from the compute worker after the client's Rewind did; the next server would refuse it as a gap."""
+    log = OutputLog(32)
+    assert log.append(sent(32, 8)) and log.append(sent(40, 1))
+    log.rewind(0)
+    assert not log.append(sent(41, 1)) and (log.base, log.end) == (0, 0)
+    assert log.append(sent(0, 41)) and log.append(sent(41, 1))
+    check(list(log.since(0, 99, 64)), 0, 42)
