@@ -25,7 +25,7 @@ class MaskedDraws:
         """Logits (V,) by position, in the order in which they came."""
 
     def give(self, position: int, mask: Tensor) -> Tensor | None:
-        """Take the mask (V,) bool of a position; an earlier one is forgotten. Return the logits (V,) that waited for
+        """Take the mask (V,) of a position; an earlier one is forgotten. Return the logits (V,) that waited for
         it."""
         self._mask = position, mask
         return self._waiting.pop(position, None)
@@ -47,11 +47,11 @@ class MaskedDraws:
 
 
 def mask_of(bits: bytes | memoryview, vocab_size: int, device: torch.device) -> Tensor:
-    """Return a mask (V,) bool from its bits, the least significant one of a byte first. Raises ValueError for one of
-    another size, or that allows nothing."""
+    """Return a mask (V,) fp32 from its bits, the least significant one of a byte first: inf for the tokens that may be
+    drawn, -inf for the others. Raises ValueError for one of another size, or that allows nothing."""
     if len(bits) != (vocab_size + 7) // 8:
         raise ValueError(f"a mask of {len(bits)} bytes for {vocab_size} tokens")
     flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size].view(np.bool_)
     if not flags.any():
         raise ValueError("a mask that allows no token")
-    return torch.from_numpy(flags).to(device)
+    return torch.from_numpy((2 * flags.astype(np.float32) - 1) * np.float32(np.inf)).to(device)

@@ -22,9 +22,10 @@ def sample(
     logits: Tensor, sampling: Sampling, position: int, seen: Sequence[int] = (), mask: Tensor | None = None
 ) -> int:
     """Return the token at `position` from its logits (V,) fp32. `seen`: the tokens before it, for the penalties.
-    `mask` (V,) bool: those that may be drawn, of which there is one at least; None: all. It comes before all else."""
+    `mask` (V,) fp32: inf for the tokens that may be drawn, of which there is one at least, -inf for others; None: any
+    may. It comes before all else."""
     if mask is not None:
-        logits = logits.masked_fill(~mask, -math.inf)
+        logits = logits.minimum(mask)  # several times as fast as a fill by Booleans
     scores = adjusted(logits, sampling, seen)
     if sampling.temperature <= 0:
         return int(scores.argmax())

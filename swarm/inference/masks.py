@@ -72,7 +72,7 @@ class KeptMasks:
             raise ValueError(f"a mask of the kind {kind}")
         if len(bits) != size or (vocab_size & 7 and bits[-1] >> (vocab_size & 7)):
             raise ValueError(f"a mask that is none of {vocab_size} tokens")
-        if not any(bits):
+        if bits == bytes(size):
             raise ValueError("a mask that allows no token")
         self._keep(position, bits)
         return position, bits

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -102,7 +103,7 @@ def test_sessions_without_masks_do_not_wait(engine: Engine) -> None:
 def test_a_mask_comes_before_all_else() -> None:
     """Whatever bias, penalty or filter: no forbidden token, and of the allowed ones those that they leave."""
     logits = torch.tensor([9.0, 8.0, 1.0, 0.5, -3.0])
-    mask = torch.tensor([False, False, True, True, True])
+    mask = torch.tensor([-math.inf, -math.inf, math.inf, math.inf, math.inf])
     assert sample(logits, Sampling(), 0, (), mask) == 2
     assert sample(logits, Sampling(logit_bias=((0, 100.0),)), 0, (), mask) == 2
     assert sample(logits, Sampling(logit_bias=((2, -100.0),)), 0, (), mask) == 3
