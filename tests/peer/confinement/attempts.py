@@ -59,6 +59,8 @@ def open_targets(folder: Path) -> Iterator[Targets]:
 REFUSED: Final = {"EACCES", "EPERM"}
 NO_WAY: Final = {"cores": {"nothing"}, "port of the machine": REFUSED | {"ECONNREFUSED"}}
 """Attempts that end in another way where they are refused: in a network of its own, nothing listens at a port."""
+NO_USER: Final = 2_000_000_000
+"""Of whom no process is: as root, the attempt would change the priority of the whole machine."""
 BY_LANDLOCK: Final = {"read", "list", "write", "cut", "memory", "environment"}
 """What no filter of calls can refuse, as it sees no path."""
 
@@ -90,9 +92,7 @@ def outcomes(targets: Targets) -> dict[str, str]:
             # other processes
             "limits": lambda: resource.prlimit(victim, resource.RLIMIT_NOFILE, (64, 64)),
             "priority": lambda: os.setpriority(os.PRIO_PROCESS, victim, 19),
-            "priority of a group": lambda: os.setpriority(os.PRIO_PGRP, 0, 19),
-            "priority of all": lambda: os.setpriority(os.PRIO_USER, os.getuid(), 0),
-            "priority of all that are its user's": lambda: os.setpriority(os.PRIO_USER, 0, 19),
+            "priority of all": lambda: os.setpriority(os.PRIO_USER, NO_USER, 0),
             "scheduler": lambda: os.sched_setscheduler(victim, os.SCHED_BATCH, os.sched_param(0)),
             "scheduling": lambda: os.sched_setparam(victim, os.sched_param(0)),
             "attributes": lambda: number(274 if ARM else 314, victim, None, 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 
 import pytest
@@ -22,6 +23,7 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 PTRACE = {"x86_64": 101, "aarch64": 117}
 BPF = {"x86_64": 321, "aarch64": 280}
 URING = 425
+SETPRIORITY = {"x86_64": 141, "aarch64": 140}
 PID = 4711
 THREAD_FLAGS = 0x3D0F00  # of pthread_create
 NEW_USER = 0x10000000
@@ -66,6 +68,13 @@ def test_what_leads_outside_is_forbidden(machine: str) -> None:
         assert verdict(machine, SOCKET[machine], family, socket.SOCK_STREAM) == FORBIDDEN
     for call in (SOCKET, SOCKETPAIR):  # a datagram goes to any address without a connection
         assert verdict(machine, call[machine], socket.AF_UNIX, socket.SOCK_DGRAM) == FORBIDDEN
+
+
+@pytest.mark.parametrize("machine", ARCHITECTURE)
+def test_a_process_lowers_its_own_priority_alone(machine: str) -> None:
+    assert verdict(machine, SETPRIORITY[machine], os.PRIO_PROCESS, 0, 19) == ALLOWED
+    for kind, which in ((os.PRIO_PROCESS, 1), (os.PRIO_PROCESS, PID), (os.PRIO_PGRP, 0), (os.PRIO_USER, 0)):
+        assert verdict(machine, SETPRIORITY[machine], kind, which, 19) == FORBIDDEN
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURE)
