@@ -123,6 +123,32 @@ async def test_an_agent_calls_three_tools_and_gets_its_answer(form: str, stream:
     assert "Bonn" in told and "21.5" in told and "12:00 „exactly“" in told  # the history reaches the model
 
 
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
+async def test_arguments_come_while_the_model_still_writes_them(form: str) -> None:
+    """The model goes on only once the client has the first piece of the arguments."""
+    text = written(form, SUM)
+    begin, came = text.index('"terms"'), trio.Event()
+    async with site_of(form, text[:begin].encode(), came, text[begin:].encode(), b"\0") as (site, _):
+        first = await trio.to_thread.run_sync(began, f"http://127.0.0.1:{site.port}", came.set)
+    assert first == ("{", {"terms": [20, 1.5]})
+
+
+def began(url: str, tell: Callable[[], None]) -> tuple[str, Any]:
+    """Read a stream with OpenAI's own client, in a thread; `tell` is called with the first piece of arguments. Return
+    that, and the whole arguments."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        create = cast(Any, client.chat.completions.create)
+        chunks = create(model="scripted", messages=[QUESTION], tools=TOOLS, stream=True, max_tokens=4000)
+        pieces = list[str]()
+        for chunk in chunks:
+            for delta in chunk.choices[0].delta.tool_calls or ():
+                if delta.function.arguments and not pieces:
+                    trio.from_thread.run_sync(tell)
+                if delta.function.arguments:
+                    pieces.append(delta.function.arguments)
+        return pieces[0], json.loads("".join(pieces))
+
+
 async def test_special_tokens_of_a_form_are_seen_and_not_shown() -> None:
     async with site_of("mistral") as (site, model):
         model.text, model.special = MarkedText("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), frozenset({256, 257, 258})
@@ -188,12 +214,12 @@ def streamed_events(body: bytes) -> list[Any]:
     return events
 
 
-async def test_a_call_that_is_cut_or_wrong_is_content() -> None:
+async def test_a_call_without_arguments_or_of_an_unknown_function_is_content() -> None:
     text = written("hermes", SUM)
     ask = {"model": "scripted", "messages": [QUESTION], "tools": TOOLS}
     async with site_of("hermes", text.encode()) as (site, model):
-        _, _, cut = await site.post(CHAT, {**ask, "max_tokens": len(text) - 20})
-        _, _, stopped = await site.post(CHAT, {**ask, "stop": '"terms"'})
+        _, _, cut = await site.post(CHAT, {**ask, "max_tokens": text.index('{"terms"')})
+        _, _, stopped = await site.post(CHAT, {**ask, "stop": '"arguments"'})
         _, _, without = await site.post(CHAT, {**ask, "tool_choice": "none"})
         model.script = (text.replace('"add"', '"multiply"').encode(),)
         _, _, unknown = await site.post(CHAT, ask)
@@ -201,8 +227,37 @@ async def test_a_call_that_is_cut_or_wrong_is_content() -> None:
         "length", "stop", "length", "length"
     ]  # fmt: skip
     contents = [one["choices"][0]["message"]["content"] for one in (cut, stopped, without, unknown)]
-    assert contents == [text[:-20], text.split('"terms"')[0], text, text.replace('"add"', '"multiply"')]
+    heads = [text.split('{"terms"')[0], text.split('"arguments"')[0]]
+    assert contents == [*heads, text, text.replace('"add"', '"multiply"')]
     assert not any("tool_calls" in one["choices"][0]["message"] for one in (cut, stopped, without, unknown))
+
+
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
+async def test_a_call_that_is_cut_has_the_arguments_so_far_and_the_history_takes_it(form: str) -> None:
+    text = written(form, SUM)
+    ask = {"model": "scripted", "messages": [QUESTION], "tools": TOOLS}
+    begin, middle = text.index('{"terms"'), text.index("1.5")
+    async with site_of(form, text.encode()) as (site, model):
+        for change, arguments, finish in (
+            ({"max_tokens": middle}, text[begin:middle], "length"),
+            ({"stop": "1.5"}, text[begin:middle], "tool_calls"),
+            ({"max_tokens": begin + 1}, "{", "length"),
+        ):
+            _, _, whole = await site.post(CHAT, {**ask, **change})
+            _, _, streamed = await site.post(CHAT, {**ask, **change, "stream": True})
+            (choice,) = whole["choices"]
+            (call,) = choice["message"]["tool_calls"]
+            assert call["function"] == {"name": "add", "arguments": arguments} and choice["finish_reason"] == finish
+            assert choice["message"]["content"] is None
+            events = [event["choices"][0] for event in streamed_events(streamed)]
+            pieces = [one["function"] for event in events for one in event["delta"].get("tool_calls", ())]
+            assert "".join(piece["arguments"] for piece in pieces) == arguments and pieces[0]["name"] == "add"
+            assert events[-1]["finish_reason"] == finish and not any(one["delta"].get("content") for one in events)
+        history = [QUESTION, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "no JSON"}]
+        model.script = (b"Sorry.\0",)
+        status, _, body = await site.post(CHAT, {**ask, "messages": history})
+    assert status == 200 and body["choices"][0]["message"]["content"] == "Sorry."
+    assert '"{"' in bytes(model.sessions[-1].tokens).decode()  # as templates write a text as JSON
 
 
 async def test_log_probabilities_name_each_token_of_a_call_once() -> None:
@@ -217,6 +272,9 @@ async def test_log_probabilities_name_each_token_of_a_call_once() -> None:
     assert [one for part in parts if part for one in part["content"]] == told
 
 
+CUT = {"id": "call_9", "type": "function", "function": {"name": "add", "arguments": '{"terms": [1'}}
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +284,12 @@ async def test_log_probabilities_name_each_token_of_a_call_once() -> None:
         ("", {}, "tools", "has no chat template: send no tools, or start peer api with a --template"),
         ("{{ messages }}", {}, "tools", "writes no tools: send no tools, or start peer api with a --template"),
         ("{{ tools }}", {}, "tools", "start peer api with --tool-parser"),
+        (
+            "{{ tools }}<tool_call>{% for name in messages[1].tool_calls[0].function.arguments.items() %}{% endfor %}",
+            {"messages": [QUESTION, {"role": "assistant", "tool_calls": [CUT]}]},
+            "messages",
+            "the model's chat template does not take this conversation",
+        ),
         (TEMPLATES["pythonic"], {"tool_choice": "required"}, "tool_choice", "cannot be forced: send tool_choice auto"),
         (TEMPLATES["hermes"], {"tools": [{"type": "web_search"}]}, "tools", "send functions only"),
         (
