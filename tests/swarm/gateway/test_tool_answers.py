@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,8 +18,19 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from peer.model.text.rules import TextRules
 from peer.worker.text_client import open_model_text
-from tests.swarm.gateway.scripted import ScriptedModel, Site, events_of, open_site
-from tests.swarm.gateway.tool_models import ADD, CLOCK, TEMPLATES, WEATHER, Calls, MarkedText, written
+from tests.swarm.gateway.scripted import ScriptedModel, open_site
+from tests.swarm.gateway.tool_models import (
+    ADD,
+    CLOCK,
+    TEMPLATES,
+    WEATHER,
+    Calls,
+    MarkedText,
+    model_of,
+    site_of,
+    streamed_events,
+    written,
+)
 
 pytestmark = pytest.mark.process
 
@@ -36,20 +46,6 @@ RESULTS: dict[str, Callable[..., str]] = {
     "clock": lambda: "12:00 „exactly“",
 }
 LAST = "21.5 degrees, at 12:00 „exactly“."
-
-
-def model_of(form: str, *script: Any) -> ScriptedModel:
-    """Return a model of a form whose tokens are bytes, of which 0 ends an answer."""
-    model = ScriptedModel(*script, text=TextRules(bos="<s>", eos="</s>", stops=(0,), chat_template=TEMPLATES[form]))
-    model.manifest.model.max_seq_len = 30_000
-    return model
-
-
-@asynccontextmanager
-async def site_of(form: str, *script: Any) -> AsyncIterator[tuple[Site, ScriptedModel]]:
-    model = model_of(form, *script)
-    async with open_site(model) as site:
-        yield site, model
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------
@@ -123,32 +119,6 @@ async def test_an_agent_calls_three_tools_and_gets_its_answer(form: str, stream:
     assert "Bonn" in told and "21.5" in told and "12:00 „exactly“" in told  # the history reaches the model
 
 
-@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
-async def test_arguments_come_while_the_model_still_writes_them(form: str) -> None:
-    """The model goes on only once the client has the first piece of the arguments."""
-    text = written(form, SUM)
-    begin, came = text.index('"terms"'), trio.Event()
-    async with site_of(form, text[:begin].encode(), came, text[begin:].encode(), b"\0") as (site, _):
-        first = await trio.to_thread.run_sync(began, f"http://127.0.0.1:{site.port}", came.set)
-    assert first == ("{", {"terms": [20, 1.5]})
-
-
-def began(url: str, tell: Callable[[], None]) -> tuple[str, Any]:
-    """Read a stream with OpenAI's own client, in a thread; `tell` is called with the first piece of arguments. Return
-    that, and the whole arguments."""
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=60) as client:
-        create = cast(Any, client.chat.completions.create)
-        chunks = create(model="scripted", messages=[QUESTION], tools=TOOLS, stream=True, max_tokens=4000)
-        pieces = list[str]()
-        for chunk in chunks:
-            for delta in chunk.choices[0].delta.tool_calls or ():
-                if delta.function.arguments and not pieces:
-                    trio.from_thread.run_sync(tell)
-                if delta.function.arguments:
-                    pieces.append(delta.function.arguments)
-        return pieces[0], json.loads("".join(pieces))
-
-
 async def test_special_tokens_of_a_form_are_seen_and_not_shown() -> None:
     async with site_of("mistral") as (site, model):
         model.text, model.special = MarkedText("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"), frozenset({256, 257, 258})
@@ -206,58 +176,6 @@ async def test_several_answers_and_one_call_each() -> None:
     ]
     assert sorted(one[:2] for one in begun) == [(0, 0), (1, 0)] and len({id for *_, id in begun}) == 2
     assert cut["choices"][0]["finish_reason"] == "tool_calls"
-
-
-def streamed_events(body: bytes) -> list[Any]:
-    *events, done = events_of(body)
-    assert done == "[DONE]"
-    return events
-
-
-async def test_a_call_without_arguments_or_of_an_unknown_function_is_content() -> None:
-    text = written("hermes", SUM)
-    ask = {"model": "scripted", "messages": [QUESTION], "tools": TOOLS}
-    async with site_of("hermes", text.encode()) as (site, model):
-        _, _, cut = await site.post(CHAT, {**ask, "max_tokens": text.index('{"terms"')})
-        _, _, stopped = await site.post(CHAT, {**ask, "stop": '"arguments"'})
-        _, _, without = await site.post(CHAT, {**ask, "tool_choice": "none"})
-        model.script = (text.replace('"add"', '"multiply"').encode(),)
-        _, _, unknown = await site.post(CHAT, ask)
-    assert [one["choices"][0]["finish_reason"] for one in (cut, stopped, without, unknown)] == [
-        "length", "stop", "length", "length"
-    ]  # fmt: skip
-    contents = [one["choices"][0]["message"]["content"] for one in (cut, stopped, without, unknown)]
-    heads = [text.split('{"terms"')[0], text.split('"arguments"')[0]]
-    assert contents == [*heads, text, text.replace('"add"', '"multiply"')]
-    assert not any("tool_calls" in one["choices"][0]["message"] for one in (cut, stopped, without, unknown))
-
-
-@pytest.mark.parametrize("form", ["hermes", "llama3_json", "mistral"])
-async def test_a_call_that_is_cut_has_the_arguments_so_far_and_the_history_takes_it(form: str) -> None:
-    text = written(form, SUM)
-    ask = {"model": "scripted", "messages": [QUESTION], "tools": TOOLS}
-    begin, middle = text.index('{"terms"'), text.index("1.5")
-    async with site_of(form, text.encode()) as (site, model):
-        for change, arguments, finish in (
-            ({"max_tokens": middle}, text[begin:middle], "length"),
-            ({"stop": "1.5"}, text[begin:middle], "tool_calls"),
-            ({"max_tokens": begin + 1}, "{", "length"),
-        ):
-            _, _, whole = await site.post(CHAT, {**ask, **change})
-            _, _, streamed = await site.post(CHAT, {**ask, **change, "stream": True})
-            (choice,) = whole["choices"]
-            (call,) = choice["message"]["tool_calls"]
-            assert call["function"] == {"name": "add", "arguments": arguments} and choice["finish_reason"] == finish
-            assert choice["message"]["content"] is None
-            events = [event["choices"][0] for event in streamed_events(streamed)]
-            pieces = [one["function"] for event in events for one in event["delta"].get("tool_calls", ())]
-            assert "".join(piece["arguments"] for piece in pieces) == arguments and pieces[0]["name"] == "add"
-            assert events[-1]["finish_reason"] == finish and not any(one["delta"].get("content") for one in events)
-        history = [QUESTION, choice["message"], {"role": "tool", "tool_call_id": call["id"], "content": "no JSON"}]
-        model.script = (b"Sorry.\0",)
-        status, _, body = await site.post(CHAT, {**ask, "messages": history})
-    assert status == 200 and body["choices"][0]["message"]["content"] == "Sorry."
-    assert '"{"' in bytes(model.sessions[-1].tokens).decode()  # as templates write a text as JSON
 
 
 async def test_log_probabilities_name_each_token_of_a_call_once() -> None:
