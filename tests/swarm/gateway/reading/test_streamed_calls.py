@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.gateway.reading.call_formats import FORMATS
-from swarm.gateway.reading.json_text import SPACE_CHARS_MAX
+from swarm.gateway.reading.json_text import SPACE_CHARS_MAX, ObjectText
 from swarm.gateway.reading.tool_calls import CALLS_MAX, CallStream
 from tests.swarm.gateway.reading.answers import JSON, SCHEMAS, cut, found, read
 from tests.swarm.gateway.tool_models import written
@@ -55,6 +55,12 @@ def test_each_letter_of_arguments_comes_with_the_piece_that_brings_it(
         assert told == text[len(head) : size]
         assert all((call.end == "completed") == (size == len(text)) for call in calls)
     assert stream.finish() == []
+
+
+@given(_OBJECTS, st.text(st.sampled_from('{}[]",\\:<a ')))
+def test_an_object_ends_where_a_parser_of_json_ends_it(arguments: str, behind: str) -> None:
+    _, end = json.JSONDecoder().raw_decode(arguments + behind)
+    assert ObjectText(("</tool_call>",)).take(arguments + behind, is_last=False) == (end, "completed")
 
 
 @pytest.mark.parametrize("spelling", sorted(HEADS))
