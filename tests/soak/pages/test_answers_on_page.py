@@ -90,8 +90,7 @@ async def test_arguments_are_shown_while_the_model_writes_them_and_kept_half(tmp
         goes_on.set()
         await page.until(f"{DONE} == 1")
         await page.call("Page.reload")
-        await page.until(
-            f"document.querySelector('figure.call code')?.textContent === {json.dumps(half + text[middle : middle + 6])}"
-        )
+        kept = json.dumps(half + text[middle : middle + 6])
+        await page.until(f"document.querySelector('figure.call code')?.textContent === {kept}")
         assert await shown(page, "article img, article script") == []
         assert page.faults == []
