@@ -10,7 +10,7 @@ from typing import Literal
 
 from peer.worker.text_client import TokenWord
 from swarm.gateway.reading.thinking import ThoughtPiece, ThoughtStream
-from swarm.gateway.reading.tool_calls import CallStream, FoundPart, ToolCall
+from swarm.gateway.reading.tool_calls import CallPiece, CallStream, FoundPart
 from swarm.inference.client import ModelClient
 from swarm.inference.decoding import TextStream
 from swarm.inference.messages import TokenDrawn
@@ -31,8 +31,8 @@ class AnswerPart:
     answer."""
     finish: Finish | None = None
     """In the last piece, why it is the last."""
-    calls: tuple[ToolCall, ...] = ()
-    """Calls of functions, behind the text."""
+    calls: tuple[CallPiece, ...] = ()
+    """Pieces of calls of functions, behind the text."""
     thought: str = ""
     """What the model thinks, before the text."""
     words: Mapping[int, TokenWord] = field(default_factory=dict)

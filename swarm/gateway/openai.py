@@ -14,7 +14,7 @@ from swarm.gateway.answer import AnswerPart, Finish
 from swarm.gateway.asks import THOUGHT
 from swarm.gateway.choices import Usage
 from swarm.gateway.errors import ApiError
-from swarm.gateway.reading.tool_calls import ToolCall
+from swarm.gateway.reading.tool_calls import CallPiece
 from swarm.inference.messages import TokenDrawn
 from swarm.inference.prompt_scores import PromptToken
 
@@ -24,7 +24,7 @@ Listed = TokenDrawn | PromptToken
 _ID_BYTES: Final = 12
 _OBJECTS: Final = {"chat": ("chat.completion", "chat.completion.chunk"), "text": ("text_completion", "text_completion")}
 PIECE_CHARS: Final = 256
-"""Of a call's arguments, in one chunk of a stream."""
+"""Of a call's arguments, in one chunk of a stream at most."""
 
 
 class AnswerFormat:
@@ -68,11 +68,11 @@ class AnswerFormat:
             told = None
         if part.text or (part.drawn and told is not None):
             found.append(self._chunk([_chat_choice(index, "delta", {"content": part.text}, told, None)]))
-        for call in part.calls:
-            number = self._calls[index] = self._calls.get(index, -1) + 1
+        for piece in part.calls:
+            number = self._calls[index] = self._calls.get(index, -1) + piece.is_first
             found += [
                 self._chunk([_chat_choice(index, "delta", {"tool_calls": [delta]}, None, None)])
-                for delta in _call_deltas(number, call)
+                for delta in _call_deltas(number, piece)
             ]
         if part.finish is not None:
             found.append(self._chunk([_chat_choice(index, "delta", {}, None, part.finish)]))
@@ -104,8 +104,7 @@ class AnswerFormat:
         message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
         if thought := "".join(part.thought for part in parts):
             message |= {"content": text or None, THOUGHT: thought}
-        calls = [_call(call) for part in parts for call in part.calls]
-        if calls:
+        if calls := _calls([piece for part in parts for piece in part.calls]):
             message |= {"content": text or None, "tool_calls": calls}
         return _chat_choice(index, "message", message, told, finish)
 
@@ -160,16 +159,27 @@ def _name(token: int, words: Words) -> str:
     return f"token_id:{token}" if words[token].is_part else words[token].text
 
 
-def _call(call: ToolCall) -> dict[str, Any]:
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+def _calls(pieces: Sequence[CallPiece]) -> list[dict[str, Any]]:
+    """Return whole calls, of their pieces."""
+    arguments = dict[str, list[str]]()
+    for piece in pieces:
+        arguments.setdefault(piece.id, []).append(piece.arguments)
+    return [_call(piece, "".join(arguments[piece.id])) for piece in pieces if piece.is_first]
 
 
-def _call_deltas(number: int, call: ToolCall) -> list[dict[str, Any]]:
-    """Return a call as a stream has it: first its name, then its arguments in pieces."""
-    begin = {"index": number, **_call(call)}
-    begin["function"] = {"name": call.name, "arguments": ""}
-    pieces = [call.arguments[at : at + PIECE_CHARS] for at in range(0, len(call.arguments), PIECE_CHARS)]
-    return [begin, *({"index": number, "function": {"arguments": piece}} for piece in pieces)]
+def _call(begin: CallPiece, arguments: str) -> dict[str, Any]:
+    return {"id": begin.id, "type": "function", "function": {"name": begin.name, "arguments": arguments}}
+
+
+def _call_deltas(number: int, piece: CallPiece) -> list[dict[str, Any]]:
+    """Return a piece of a call as a stream has it: the name, where it begins, then its arguments."""
+    begin = [{"index": number, **_call(piece, "")}] if piece.is_first else []
+    return [*begin, *({"index": number, "function": {"arguments": text}} for text in argument_deltas(piece))]
+
+
+def argument_deltas(piece: CallPiece) -> list[str]:
+    """Return the arguments of a piece in parts, each for one event of a stream."""
+    return [piece.arguments[at : at + PIECE_CHARS] for at in range(0, len(piece.arguments), PIECE_CHARS)]
 
 
 def _used(usage: Usage) -> dict[str, Any]:

@@ -18,11 +18,13 @@ from typing import Annotated, Any, Final
 import msgspec
 from blake3 import blake3
 
+from peer.decoding import MALFORMED
 from peer.errors import ConfigError, WorkerError
 from peer.ipc.text_messages import RenderChat, RenderedChat
 from peer.model.text.rules import TextRules
 from peer.plain_text import plain
 from peer.worker.text_client import TextProcess, open_template_process, sound
+from swarm.gateway.json_depth import is_deep
 from swarm.gateway.reading.call_formats import AUTO, CallFormat, format_of, takes_tools
 from swarm.gateway.reading.thinking import ThinkingFormat, thinking_of
 
@@ -45,7 +47,7 @@ class PastCall(msgspec.Struct, frozen=True):
     id: Annotated[str, msgspec.Meta(max_length=CALL_ID_CHARS_MAX)]
     name: Annotated[str, msgspec.Meta(max_length=64)]
     arguments: Annotated[str, msgspec.Meta(max_length=16 << 20)]
-    """A JSON object."""
+    """A JSON object; of a call that was cut, or that the model wrote wrong, any text."""
 
 
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -149,12 +151,12 @@ class ChatTemplate:
         return given
 
     def _call(self, call: PastCall) -> dict[str, Any]:
-        """Return a call as the template gets it: its arguments as an object."""
-        arguments = _sound(msgspec.json.decode(call.arguments))
+        """Return a call as the template gets it: its arguments as an object, or as the text that they are."""
+        arguments = read_arguments(call.arguments)
         return {
             "id": self._id(call.id),
             "type": "function",
-            "function": {"name": call.name, "arguments": arguments},
+            "function": {"name": call.name, "arguments": sound(call.arguments) if arguments is None else arguments},
         }
 
     def _id(self, id: str) -> str:
@@ -190,6 +192,16 @@ def _sound(value: Any) -> Any:
     if isinstance(value, dict):
         return {sound(name): _sound(inner) for name, inner in value.items()}
     return [_sound(inner) for inner in value] if isinstance(value, list) else value
+
+
+def read_arguments(given: str) -> dict[str, Any] | None:
+    """Return the arguments of a call as an object; None for what is no JSON object, or too deep. Raises
+    TemplateFailed as `_sound` does."""
+    try:
+        found = msgspec.json.decode(given.encode(errors="replace"))
+    except MALFORMED:
+        return None
+    return _sound(found) if isinstance(found, dict) and not is_deep(found) else None
 
 
 def plain_conversation(messages: Sequence[ChatMessage]) -> str:

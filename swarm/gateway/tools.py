@@ -1,6 +1,7 @@
 """Tools of a request: the functions that it offers, and the calls and results of its history, checked and bounded.
 
-A template gets them as `transformers` gives them: functions as the client wrote them, arguments of calls as objects.
+A template gets them as `transformers` gives them: functions as the client wrote them, arguments of calls as objects, or
+as text where they are none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from typing import Any, Final
 
 import msgspec
 
-from peer.decoding import MALFORMED
 from peer.plain_text import plain
 from peer.worker.text_client import sound
 from swarm.gateway.errors import ApiError
@@ -151,8 +151,8 @@ def read_function_call(place: str, call: Mapping[str, Any], id: str, param: str)
     """Return a call by its name and arguments. Raises ApiError."""
     _check_name(param, f"{place}.name", call.get("name"))
     arguments = call.get("arguments")
-    if not isinstance(arguments, str) or read_arguments(arguments) is None:
-        raise _wrong(param, f"{place}.arguments is no JSON object of at most {DEPTH_MAX} levels: send one, in a string")
+    if not isinstance(arguments, str):
+        raise _wrong(param, f"{place}.arguments is no text: send the arguments of the call in a string")
     return PastCall(id, call["name"], sound(arguments) if arguments.strip() else "{}")
 
 
@@ -161,17 +161,6 @@ def read_call_id(place: str, id: Any, param: str = "messages") -> str:
     if not isinstance(id, str) or not 0 < len(id) <= CALL_ID_CHARS_MAX:
         raise _wrong(param, f"{place} is no text of 1 to {CALL_ID_CHARS_MAX} characters: send the id of a call")
     return id
-
-
-def read_arguments(given: Any) -> dict[str, Any] | None:
-    """Return the arguments of a call, from JSON in a string; None for what is no object, or too deep."""
-    if not isinstance(given, str):
-        return None
-    try:
-        found = msgspec.json.decode(given.encode(errors="replace")) if given.strip() else {}
-    except MALFORMED:
-        return None
-    return found if isinstance(found, dict) and not is_deep(found) else None
 
 
 def _check_name(param: str, place: str, name: Any) -> None:

@@ -1,6 +1,7 @@
 """Forms in which models write calls of functions: one table, chosen by the chat template or by --tool-parser.
 
-A form says at which marks a call may begin, where the text of a call ends, and what it calls. Servers and models are
+A form says at which marks a call may begin, when its arguments have begun, where the text of a call ends, and what it
+calls. Servers and models are
 not trusted: each step takes a time linear in the text, and depth is bounded.
 """
 
@@ -16,7 +17,8 @@ import msgspec
 from peer.decoding import MALFORMED
 from peer.errors import ConfigError
 from peer.plain_text import plain
-from swarm.gateway.json_depth import DEPTH_MAX, is_deep
+from swarm.gateway.json_depth import is_deep
+from swarm.gateway.reading.json_text import Brackets, Opened, opened_json
 from swarm.gateway.reading.python_values import read_python_calls
 
 AUTO: Final = "auto"
@@ -25,9 +27,6 @@ Schemas = Mapping[str, Mapping[str, Any]]
 Call = tuple[str, str]
 """The name of a function, and its arguments as a JSON object."""
 
-_SIGNS: Final = re.compile(r"[\[\](){}\"']")
-_JSON_SIGNS: Final = re.compile(r"[\[\]{}\"]")
-_PAIRS: Final = {"]": "[", "}": "{", ")": "("}
 _FUNCTION_ENDS: Final = "</function>"
 _PARAMETER_BEGINS: Final = "<parameter="
 _PARAMETER_ENDS: Final = "</parameter>"
@@ -39,53 +38,6 @@ class Extent(Protocol):
     def end(self, text: str) -> int | None:
         """Return where the text of the call ends, None if more is needed. `text`: the same as last time, or longer.
         Raises ValueError if this is no call."""
-
-
-class Brackets:
-    """A text in brackets, from its first one on. A bracket in quotes is a letter."""
-
-    def __init__(self, begin: int, is_python: bool = False) -> None:
-        self._at = begin
-        self._signs = _SIGNS if is_python else _JSON_SIGNS
-        self._open: list[str] = []
-        self._quote = ""
-
-    def end(self, text: str) -> int | None:
-        while True:
-            if self._quote:
-                if not self._passed_quote(text):
-                    return None
-                continue
-            found = self._signs.search(text, self._at)
-            if found is None:
-                self._at = len(text)
-                return None
-            self._at, sign = found.end(), found[0]
-            if sign in "\"'":
-                self._quote = sign
-            elif sign not in _PAIRS:
-                self._open.append(sign)
-                if len(self._open) > DEPTH_MAX + 2:
-                    raise ValueError("it is nested too deeply")
-            elif not self._open or self._open.pop() != _PAIRS[sign]:
-                raise ValueError("its brackets do not match")
-            elif not self._open:
-                return self._at
-
-    def _passed_quote(self, text: str) -> bool:
-        """Go behind the end of a quoted text; return False if more is needed."""
-        while self._at < len(text):
-            letter = text[self._at]
-            if letter == "\\":
-                if self._at + 1 == len(text):
-                    return False
-                self._at += 2
-                continue
-            self._at += 1
-            if letter == self._quote:
-                self._quote = ""
-                return True
-        return False
 
 
 class Tags:
@@ -131,8 +83,17 @@ class CallFormat:
     extent: Callable[[str, int], Extent | None] = lambda text, at: Brackets(at)
     """Returns the extent of what begins there, behind a mark and white space; None if more text is needed. Raises
     ValueError if it is no call."""
+    opened: Callable[[str, int], Opened | None] = lambda text, at: None
+    """Returns the call that begins there, as for `extent`, once its arguments have begun. From then on it is a call,
+    whatever follows. None as long as they have not, and always for forms that are no JSON."""
     read: Callable[[str, Schemas], list[Call]] = lambda text, schemas: []
     """Returns the calls in such a text. Raises ValueError, or what msgspec raises, if it is none."""
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """Texts that end arguments which have no brace at their end. One that begins as JSON may is none of them, since
+        arguments are sent letter by letter."""
+        return tuple(sign for sign in (*self.closes, *self.marks) if sign[0] not in "[{")
 
     def calls(self, text: str, schemas: Schemas) -> list[Call]:
         """Return the calls in a text, each of a function that was offered; none if one of them does not parse."""
@@ -218,6 +179,11 @@ def _mistral_extent(text: str, at: int) -> Extent | None:
     return None
 
 
+def _mistral_opened(text: str, at: int) -> Opened | None:
+    named = _NAMED.match(text, at)
+    return Opened(named[1], named.end(), "") if named else opened_json(text, at)
+
+
 def _read_mistral(text: str, schemas: Schemas) -> list[Call]:
     named = _NAMED.match(text)
     return [(named[1], _checked(text[named.end() :].encode()))] if named else _read_json(text, schemas)
@@ -287,6 +253,7 @@ FORMATS: Final[Mapping[str, CallFormat]] = {
             closes=("</tool_call>",),
             forced="<tool_call>\n",
             extent=_starts("{["),
+            opened=opened_json,
             read=_read_json,
         ),
         CallFormat(
@@ -304,6 +271,7 @@ FORMATS: Final[Mapping[str, CallFormat]] = {
             forced="[TOOL_CALLS]",
             is_list=True,
             extent=_mistral_extent,
+            opened=_mistral_opened,
             read=_read_mistral,
         ),
         CallFormat(
@@ -314,6 +282,7 @@ FORMATS: Final[Mapping[str, CallFormat]] = {
             forced="",
             arguments="parameters",
             extent=_starts("{"),
+            opened=opened_json,
             read=_read_json,
         ),
         CallFormat(

@@ -1,6 +1,7 @@
 """Calls of functions in an answer, found piece by piece. Pieces of any size give the same calls and the same text.
 
-A call is told once it is whole. What looks like one and does not parse is text, as the model wrote it.
+A call in a form that is JSON is told as it comes, from the moment when its arguments have begun, and stays a call
+however it ends. Other calls are told once they are whole. What only looks like a call is text, as the model wrote it.
 """
 
 from __future__ import annotations
@@ -11,28 +12,29 @@ from dataclasses import dataclass
 from typing import Final
 
 from swarm.gateway.reading.call_formats import CallFormat, Extent, Schemas
+from swarm.gateway.reading.json_text import CALL_CHARS_MAX, SPACE_CHARS_MAX, End, ObjectText, passed_members
 from swarm.inference.decoding import overlap
 
 CALLS_MAX: Final = 128
 """Of one answer; what follows is text."""
-CALL_CHARS_MAX: Final = 1 << 20
-"""Of one call; a longer one is text."""
 _FAILURES_MAX: Final = 16
 """Of what looks like a call, in one answer; what follows is text. Each is read again for calls inside."""
-SPACE_CHARS_MAX: Final = 256
-"""White space around a mark; more is text, so that the time for a piece does not grow with what came before."""
 _ID_LETTERS: Final = 24
 _ALPHABET: Final = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True)
-class ToolCall:
-    """One call of a function."""
+class CallPiece:
+    """A piece of a call of a function. The pieces of one call come in a row."""
 
     id: str
     name: str
     arguments: str
-    """A JSON object."""
+    """The next letters of a JSON object, as the model wrote it."""
+    is_first: bool = True
+    """Whether it begins the call."""
+    end: End | None = "completed"
+    """In the last piece, how the call ends: `incomplete` without the brace of its arguments."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class FoundPart:
     """What a piece has made certain: thinking, then text, then calls."""
 
     text: str = ""
-    calls: tuple[ToolCall, ...] = ()
+    calls: tuple[CallPiece, ...] = ()
     thought: str = ""
 
 
@@ -55,6 +57,21 @@ class _Begun:
     extent: Extent | None = None
     body: int = 0
     """Where its text begins, behind the mark, once there is an extent."""
+    is_listed: bool = False
+    """Whether it follows another one in a list."""
+
+
+@dataclass
+class _Opened:
+    """A call whose arguments have begun."""
+
+    id: str
+    name: str
+    arguments: ObjectText
+    around: str
+    """The brackets that are open around the arguments."""
+    is_first: bool = True
+    """Whether no piece was told."""
 
 
 class CallStream:
@@ -68,6 +85,8 @@ class CallStream:
         self._signs = frozenset((*form.marks, *form.inner, *form.closes))
         self._text = ""  # what is not told yet
         self._begun: _Begun | None = None
+        self._opened: _Opened | None = None
+        self._around = ""  # brackets that are open behind a call's arguments
         self._is_bare = True  # whether no text was told since the beginning, or since a call
         self._close_is_due = False  # whether what closes that call may come
         self._failures = 0
@@ -75,7 +94,7 @@ class CallStream:
     @property
     def is_done(self) -> bool:
         """Whether no more calls are wanted: the answer may end."""
-        return self.count > 0 and not self._is_parallel
+        return self.count > 0 and not self._is_parallel and self._opened is None
 
     def push(self, text: str, is_shown: bool = True) -> list[FoundPart]:
         """Add a piece; return what is now certain, in order. `is_shown`: False for a hidden special token. Such a token
@@ -91,12 +110,20 @@ class CallStream:
     def _certain(self, whole: bool) -> list[FoundPart]:
         found = list[FoundPart]()
         while not self.is_done:
-            told = self._text_step(whole) if self._begun is None else self._call_step(self._begun, whole)
+            told = self._step(whole)
             if told is None:
                 break
             if told.text or told.calls:
                 found.append(told)
         return found
+
+    def _step(self, whole: bool) -> FoundPart | None:
+        """Take the next part of the text; return None if that needs more."""
+        if self._opened is not None:
+            return self._arguments_step(self._opened, whole)
+        if self._around:
+            return self._around_step(whole)
+        return self._text_step(whole) if self._begun is None else self._call_step(self._begun, whole)
 
     # -- text ---------------------------------------------------------------------------------------------------------
 
@@ -167,7 +194,10 @@ class CallStream:
     def _call_step(self, begun: _Begun, whole: bool) -> FoundPart | None:
         """Read a call; return None if that needs more."""
         try:
-            end = self._end(begun)
+            extent = self._extent(begun)
+            if extent is not None and self._is_opened(begun):
+                return FoundPart()
+            end = None if extent is None else extent.end(self._text)
         except ValueError:
             return self._no_call(begun)
         size = len(self._text) if end is None else end
@@ -180,20 +210,77 @@ class CallStream:
             return self._no_call(begun)
         self._drop(end)
         self._begun = None
+        self._around = "[" if begun.is_listed else ""
         self._is_bare = self._close_is_due = True
         wanted = calls if self._is_parallel else calls[:1]
         self.count += len(wanted)
-        return FoundPart(calls=tuple(ToolCall(_new_id(), name, arguments) for name, arguments in wanted))
+        return FoundPart(calls=tuple(CallPiece(_new_id(), name, arguments) for name, arguments in wanted))
 
-    def _end(self, begun: _Begun) -> int | None:
-        """Return where a call ends, None if more is needed. Raises ValueError if it is none."""
+    def _extent(self, begun: _Begun) -> Extent | None:
+        """Return the extent of a call, None if more is needed. Raises ValueError if it is none."""
         if begun.extent is None:
             behind = self._text[begun.at + begun.mark :]
             begun.body = len(self._text) - len(behind.lstrip())
             if begun.body - begun.at - begun.mark > SPACE_CHARS_MAX:
                 raise ValueError("too much white space follows the mark")
             begun.extent = self._form.extent(self._text, begun.body)
-        return None if begun.extent is None else begun.extent.end(self._text)
+        return begun.extent
+
+    def _is_opened(self, begun: _Begun) -> bool:
+        """Whether the arguments of a call have begun: from here on it is one, whatever follows."""
+        opened = self._form.opened(self._text, begun.body)
+        if opened is None or opened.name not in self._schemas:
+            return False
+        self._drop(opened.at)
+        self._begun = None
+        around = ("[" if begun.is_listed else "") + opened.around
+        self._opened = _Opened(_new_id(), opened.name, ObjectText(self._form.ends), around)
+        self.count += 1
+        return True
+
+    def _arguments_step(self, opened: _Opened, whole: bool) -> FoundPart | None:
+        """Tell arguments as they come; return None if that needs more."""
+        size, end = opened.arguments.take(self._text, whole)
+        if not size and end is None:
+            return None
+        piece = CallPiece(opened.id, opened.name, self._text[:size], opened.is_first, end)
+        self._drop(size)
+        opened.is_first = False
+        if end is not None:
+            self._opened = None
+            self._around = opened.around if end == "completed" else ""
+            # what follows arguments that are too deep or too long is no call beside them
+            self._is_bare = self._close_is_due = end == "completed" or opened.arguments.is_at_mark
+        return FoundPart(calls=(piece,))
+
+    def _around_step(self, whole: bool) -> FoundPart | None:
+        """Pass what stands around the arguments of a call, or between the calls of a list; return None if that needs
+        more. What does not belong there is text behind the call."""
+        if self._around.endswith("{"):
+            passed = passed_members(self._text, whole)
+            if passed is None:
+                return None
+            self._drop(passed)
+            self._around = self._around[:-1]
+            return FoundPart()
+        rest = self._text.lstrip()
+        space = len(self._text) - len(rest)
+        if not rest and not whole and space <= SPACE_CHARS_MAX:
+            return None
+        is_near, sign = space <= SPACE_CHARS_MAX, rest[:1]
+        if is_near and sign == ",":
+            next_ = rest[1:].lstrip()
+            is_near = len(rest) - len(next_) <= SPACE_CHARS_MAX
+            if not next_ and not whole and is_near:
+                return None
+            if is_near and next_[:1] == "{" and self.count < CALLS_MAX:
+                self._drop(len(self._text) - len(next_))
+                self._begun = _Begun(0, 0, is_listed=True)
+                self._close_is_due = False
+        elif is_near and sign == "]":
+            self._drop(space + 1)
+        self._around = ""
+        return FoundPart()
 
     def _no_call(self, begun: _Begun) -> FoundPart:
         """Tell the mark as text. Behind it another call may begin."""

@@ -13,12 +13,13 @@ from swarm.gateway.answer import AnswerPart
 from swarm.gateway.asks import GenerationAsk
 from swarm.gateway.choices import Usage
 from swarm.gateway.errors import ApiError
-from swarm.gateway.openai import PIECE_CHARS, token_values
-from swarm.gateway.reading.tool_calls import ToolCall
+from swarm.gateway.openai import argument_deltas, token_values
+from swarm.gateway.reading.tool_calls import CallPiece
 from swarm.inference.client import ModelClient
 
 _ID_BYTES: Final = 24
 _TEXT: Final = "output_text"
+_ARGUMENTS: Final = "response.function_call_arguments"
 _KINDS: Final = {"message": ("msg", _TEXT), "reasoning": ("rs", "reasoning_text")}
 """Of items with text: what their ids begin with, and the type of their content."""
 
@@ -33,7 +34,7 @@ class ResponseFormat:
         self._repeated = ask.repeated
         self._number = 0  # of the next event
         self._items: list[dict[str, Any]] = []  # the last one may be open
-        self._text: list[str] | None = None  # of the open one
+        self._text: list[str] | None = None  # of the open one, or its arguments
         self._most = ask.logprobs  # of the likeliest tokens for each; None: no log-probabilities
         self._tokens: list[dict[str, Any]] = []  # of the open one, with their log-probabilities
         self._status = "completed"
@@ -56,8 +57,8 @@ class ResponseFormat:
             events += self._told("reasoning", part.thought)
         if part.text or (part.finish and not part.calls and not part.thought and not self._items):
             events += self._told("message", part.text, [] if part.thought else self._listed(part))
-        for call in part.calls:
-            events += self._called(call)
+        for piece in part.calls:
+            events += self._called(piece)
         if part.finish is not None:
             self._status = "incomplete" if part.finish == "length" else "completed"
             events += self._closed(self._status)
@@ -132,18 +133,18 @@ class ResponseFormat:
             events.append(self._inside(f"response.{content}.delta", delta=text, **_logprobs(content, tokens)))
         return events
 
-    def _called(self, call: ToolCall) -> list[dict[str, Any]]:
-        """Add the item of a call."""
-        name, given = call.name, call.arguments
-        head = {"id": _new_id("fc"), "type": "function_call", "status": "in_progress", "call_id": call.id, "name": name}
-        events = [*self._closed(), self._opened({**head, "arguments": ""})]
-        where = {"item_id": head["id"], "output_index": len(self._items) - 1}
-        deltas = [given[at : at + PIECE_CHARS] for at in range(0, len(given), PIECE_CHARS)]
-        kind = "response.function_call_arguments"
-        events += [self._event(f"{kind}.delta", **where, delta=delta) for delta in deltas]
-        events.append(self._event(f"{kind}.done", **where, name=name, arguments=given))
-        events.append(self._done({**head, "status": "completed", "arguments": given}))
-        return events
+    def _called(self, piece: CallPiece) -> list[dict[str, Any]]:
+        """Add a piece to the item of a call, which begins with its first one."""
+        events = list[dict[str, Any]]()
+        if piece.is_first:
+            events += self._closed()
+            item = {"id": _new_id("fc"), "type": "function_call", "status": "in_progress", "call_id": piece.id}
+            events.append(self._opened({**item, "name": piece.name, "arguments": ""}))
+            self._text = []
+        assert self._text is not None
+        self._text.append(piece.arguments)
+        events += [self._of_item(f"{_ARGUMENTS}.delta", delta=delta) for delta in argument_deltas(piece)]
+        return events + (self._closed(piece.end) if piece.end else [])
 
     def _closed(self, status: str = "completed") -> list[dict[str, Any]]:
         """End the item that is open, if there is one."""
@@ -151,6 +152,11 @@ class ResponseFormat:
             return []
         text, self._text = "".join(self._text), None
         item = self._items[-1]
+        if item["type"] == "function_call":
+            return [
+                self._of_item(f"{_ARGUMENTS}.done", name=item["name"], arguments=text),
+                self._done({**item, "status": status, "arguments": text}),
+            ]
         content = _KINDS[item["type"]][1]
         part = _part(content, text, self._tokens)
         return [
@@ -168,9 +174,13 @@ class ResponseFormat:
         return self._event("response.output_item.done", output_index=len(self._items) - 1, item=item)
 
     def _inside(self, kind: str, **fields: Any) -> dict[str, Any]:
-        """Return an event of the text in the open item."""
+        """Return an event of the text in the last item."""
+        return self._of_item(kind, content_index=0, **fields)
+
+    def _of_item(self, kind: str, **fields: Any) -> dict[str, Any]:
+        """Return an event of the last item."""
         number = len(self._items) - 1
-        return self._event(kind, item_id=self._items[-1]["id"], output_index=number, content_index=0, **fields)
+        return self._event(kind, item_id=self._items[-1]["id"], output_index=number, **fields)
 
 
 def _part(content: str, text: str, tokens: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 from tests.soak.pages.browser import BROWSER, Page, open_page
 from tests.swarm.gateway.reading.thinking_models import TOOLS, model_of
@@ -72,4 +73,24 @@ async def test_thinking_is_folded_and_calls_are_cards(tmp_path: Path) -> None:
                 await page.run(f"document.querySelector('details.thinking').open = {json.dumps(is_open)}")
                 await page.run("document.getElementById('log').scrollTop = 0")
                 await page.picture(f"answers-{width}-{scheme}-{'open' if is_open else 'folded'}")
+        assert page.faults == []
+
+
+async def test_arguments_are_shown_while_the_model_writes_them_and_kept_half(tmp_path: Path) -> None:
+    text, goes_on = written("hermes", [("get_weather", CITY)]), trio.Event()
+    middle = text.index(" and a name")
+    model = model_of(TOOLS, text[:middle].encode(), goes_on, text[middle : middle + 6].encode(), b"\0")
+    async with open_site(model) as site, open_page(f"http://127.0.0.1:{site.port}/", tmp_path / "profile") as page:
+        await page.until("document.getElementById('model')?.textContent.includes('tokens of context')")
+        await page.run(ADD_TOOLS)
+        await say(page, "How warm is it?")
+        half = text[text.index('{"city"') : middle]
+        await page.until(f"document.querySelector('figure.call code')?.textContent === {json.dumps(half)}")
+        assert await page.run(DONE) == 0
+        goes_on.set()
+        await page.until(f"{DONE} == 1")
+        await page.call("Page.reload")
+        kept = json.dumps(half + text[middle : middle + 6])
+        await page.until(f"document.querySelector('figure.call code')?.textContent === {kept}")
+        assert await shown(page, "article img, article script") == []
         assert page.faults == []

@@ -28,7 +28,7 @@ CONTEXT = 200
 
 
 class ScriptedSession:
-    """Says bytes, then an error or nothing; behind `...` it waits until it is closed."""
+    """Says bytes, then an error or nothing; behind `...` it waits until it is closed, at an event until it is set."""
 
     def __init__(self, script: Sequence[Any], sampling: Sampling) -> None:
         self.tokens: list[int] = []
@@ -53,6 +53,9 @@ class ScriptedSession:
                 raise one
             if one is ...:
                 await trio.sleep_forever()
+            if isinstance(one, trio.Event):
+                await one.wait()
+                continue
             yield TokenDrawn(bytes(16), 0, len(self.tokens), one, -0.5, ((one, -0.5), (0, -1.5), (1, -2.5)))
             self.tokens.append(one)
 

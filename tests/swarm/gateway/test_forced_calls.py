@@ -52,8 +52,11 @@ def test_what_follows_the_grammar_is_read_as_the_call(form: str) -> None:
         assert not Checker(json.loads(forced.grammar.schema)).is_valid([wrong] if form == "mistral" else wrong)
     stream = CallStream(FORMATS[form], SCHEMAS)
     parts = [*stream.push(forced.begin), *stream.push(json.dumps(written)), *stream.finish()]
-    calls = [(one.name, json.loads(one.arguments)) for part in parts for one in part.calls]
-    assert calls == [("plant", {"kind": "ash"})] and not any(part.text for part in parts)
+    pieces = [one for part in parts for one in part.calls]
+    assert [(one.name, json.loads(one.arguments), one.end) for one in pieces] == [
+        ("plant", {"kind": "ash"}, "completed")
+    ]
+    assert not any(part.text for part in parts)
 
 
 def test_arguments_are_objects_and_one_call_is_one() -> None:

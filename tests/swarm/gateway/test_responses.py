@@ -150,6 +150,41 @@ async def test_a_cut_answer_is_incomplete_and_an_empty_one_is_a_message() -> Non
 
 
 @pytest.mark.process
+async def test_a_cut_call_is_incomplete_and_comes_as_it_is_written() -> None:
+    text = written("hermes", SUM)
+    model = model_of(HERMES, text.encode())
+    begin, middle = text.index('{"terms"'), text.index("1.5")
+    ask = {"input": "Hi", "tools": TOOLS}
+    whole, events = await said(model, {**ask, "max_output_tokens": middle})
+    (call,) = whole["output"]
+    assert (call["status"], call["arguments"], whole["status"]) == ("incomplete", text[begin:middle], "incomplete")
+    assert events[-1]["type"] == "response.incomplete" and shape(events[-1]["response"]) == shape(whole)
+    deltas = [event["delta"] for event in events if event["type"] == "response.function_call_arguments.delta"]
+    assert deltas == list(text[begin:middle])  # a token is a letter
+    done = [event["arguments"] for event in events if event["type"] == "response.function_call_arguments.done"]
+    assert done == [text[begin:middle]]
+    model.script = (f"{text[:middle]}\n</tool_call>\0".encode(),)
+    whole, events = await said(model, ask)
+    assert (whole["status"], [one["status"] for one in whole["output"]]) == ("completed", ["incomplete"])
+    assert shape(events[-1]["response"]) == shape(whole)
+    history = [*whole["output"], {"type": "function_call_output", "call_id": "x", "output": "no JSON"}]
+    history[0]["call_id"] = "x"
+    model.script = (b"Sorry.\0",)
+    status, _, answered = await _posted(model, {**ask, "input": history})
+    assert status == 200 and answered["output"][0]["content"][0]["text"] == "Sorry."
+
+
+@pytest.mark.process
+async def test_an_error_inside_of_a_call_leaves_no_half_item() -> None:
+    text = written("hermes", SUM)
+    model = model_of(HERMES, text[:-20].encode(), BarnraiseError("a server is gone"))
+    _, _, body = await _posted(model, {"input": "Hi", "tools": TOOLS, "stream": True})
+    events = [json.loads(one) for one in re.findall("^data: (.*)$", body.decode(), re.MULTILINE)]
+    assert "response.function_call_arguments.delta" in [event["type"] for event in events]
+    assert events[-1]["type"] == "response.failed" and events[-1]["response"]["output"] == []
+
+
+@pytest.mark.process
 async def test_log_probabilities_are_those_of_a_chat() -> None:
     """Of the text of messages; thinking and calls have none."""
     call = written("hermes", [("clock", {})])
@@ -316,9 +351,9 @@ def test_the_format_of_the_text_is_that_of_a_chat() -> None:
         ({"input": [{"role": "tool", "content": "x"}]}, "input", "input[0].role"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input", "input[0].content has a part"),
         (
-            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[]"}]},
+            {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": {}}]},
             "input",
-            "input[0].arguments is no JSON object",
+            "input[0].arguments is no text",
         ),
         (
             {"input": [{"type": "function_call_output", "call_id": "a", "output": "x"}]},

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,8 +18,19 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from peer.model.text.rules import TextRules
 from peer.worker.text_client import open_model_text
-from tests.swarm.gateway.scripted import ScriptedModel, Site, events_of, open_site
-from tests.swarm.gateway.tool_models import ADD, CLOCK, TEMPLATES, WEATHER, Calls, MarkedText, written
+from tests.swarm.gateway.scripted import ScriptedModel, open_site
+from tests.swarm.gateway.tool_models import (
+    ADD,
+    CLOCK,
+    TEMPLATES,
+    WEATHER,
+    Calls,
+    MarkedText,
+    model_of,
+    site_of,
+    streamed_events,
+    written,
+)
 
 pytestmark = pytest.mark.process
 
@@ -36,20 +46,6 @@ RESULTS: dict[str, Callable[..., str]] = {
     "clock": lambda: "12:00 „exactly“",
 }
 LAST = "21.5 degrees, at 12:00 „exactly“."
-
-
-def model_of(form: str, *script: Any) -> ScriptedModel:
-    """Return a model of a form whose tokens are bytes, of which 0 ends an answer."""
-    model = ScriptedModel(*script, text=TextRules(bos="<s>", eos="</s>", stops=(0,), chat_template=TEMPLATES[form]))
-    model.manifest.model.max_seq_len = 30_000
-    return model
-
-
-@asynccontextmanager
-async def site_of(form: str, *script: Any) -> AsyncIterator[tuple[Site, ScriptedModel]]:
-    model = model_of(form, *script)
-    async with open_site(model) as site:
-        yield site, model
 
 
 # -- agents ------------------------------------------------------------------------------------------------------------
@@ -182,29 +178,6 @@ async def test_several_answers_and_one_call_each() -> None:
     assert cut["choices"][0]["finish_reason"] == "tool_calls"
 
 
-def streamed_events(body: bytes) -> list[Any]:
-    *events, done = events_of(body)
-    assert done == "[DONE]"
-    return events
-
-
-async def test_a_call_that_is_cut_or_wrong_is_content() -> None:
-    text = written("hermes", SUM)
-    ask = {"model": "scripted", "messages": [QUESTION], "tools": TOOLS}
-    async with site_of("hermes", text.encode()) as (site, model):
-        _, _, cut = await site.post(CHAT, {**ask, "max_tokens": len(text) - 20})
-        _, _, stopped = await site.post(CHAT, {**ask, "stop": '"terms"'})
-        _, _, without = await site.post(CHAT, {**ask, "tool_choice": "none"})
-        model.script = (text.replace('"add"', '"multiply"').encode(),)
-        _, _, unknown = await site.post(CHAT, ask)
-    assert [one["choices"][0]["finish_reason"] for one in (cut, stopped, without, unknown)] == [
-        "length", "stop", "length", "length"
-    ]  # fmt: skip
-    contents = [one["choices"][0]["message"]["content"] for one in (cut, stopped, without, unknown)]
-    assert contents == [text[:-20], text.split('"terms"')[0], text, text.replace('"add"', '"multiply"')]
-    assert not any("tool_calls" in one["choices"][0]["message"] for one in (cut, stopped, without, unknown))
-
-
 async def test_log_probabilities_name_each_token_of_a_call_once() -> None:
     text = written("hermes", TIME)
     ask = {"model": "scripted", "messages": [QUESTION], "tools": TOOLS, "logprobs": True, "max_tokens": 500}
@@ -217,6 +190,9 @@ async def test_log_probabilities_name_each_token_of_a_call_once() -> None:
     assert [one for part in parts if part for one in part["content"]] == told
 
 
+CUT = {"id": "call_9", "type": "function", "function": {"name": "add", "arguments": '{"terms": [1'}}
+
+
 # -- refusals ----------------------------------------------------------------------------------------------------------
 
 
@@ -226,6 +202,12 @@ async def test_log_probabilities_name_each_token_of_a_call_once() -> None:
         ("", {}, "tools", "has no chat template: send no tools, or start peer api with a --template"),
         ("{{ messages }}", {}, "tools", "writes no tools: send no tools, or start peer api with a --template"),
         ("{{ tools }}", {}, "tools", "start peer api with --tool-parser"),
+        (
+            "{{ tools }}<tool_call>{% for name in messages[1].tool_calls[0].function.arguments.items() %}{% endfor %}",
+            {"messages": [QUESTION, {"role": "assistant", "tool_calls": [CUT]}]},
+            "messages",
+            "the model's chat template does not take this conversation",
+        ),
         (TEMPLATES["pythonic"], {"tool_choice": "required"}, "tool_choice", "cannot be forced: send tool_choice auto"),
         (TEMPLATES["hermes"], {"tools": [{"type": "web_search"}]}, "tools", "send functions only"),
         (

@@ -15,7 +15,7 @@ from peer.model.text.rules import TextRules
 from swarm.gateway.asks import GenerationAsk, read_chat
 from swarm.gateway.errors import ApiError
 from swarm.gateway.json_depth import DEPTH_MAX
-from swarm.gateway.template import ChatTemplate, TemplateFailed, ToolsRefused, open_template
+from swarm.gateway.template import ChatTemplate, TemplateFailed, ToolsRefused, open_template, read_arguments
 from tests.swarm.gateway.tool_models import CLOCK, TEMPLATES, WEATHER
 
 CALLED: dict[str, Any] = {
@@ -107,6 +107,34 @@ async def test_a_template_gets_tools_as_transformers_gives_them(form: str) -> No
         without = await template.render(quiet.messages)
         assert without == golden(TEMPLATES[form], of_templates(talk, ids), None)
         assert "„Köln“" not in without
+
+
+AS_IT_IS = "{% set a = messages[1].tool_calls[0].function.arguments %}{{ a if a is string else a | tojson }}"
+"""As newer templates of Qwen write arguments."""
+CUT = ('{"city": "Bo', '{"n": 01}', "[1]", '"x"', "null", '{"a":' * (DEPTH_MAX + 1) + "1" + "}" * (DEPTH_MAX + 1))
+"""Arguments that are no object, or too deep."""
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("form", ["hermes", "llama3_json", "as it is"])
+async def test_a_template_gets_arguments_that_are_no_object_as_transformers_gives_a_text(form: str) -> None:
+    source = TEMPLATES.get(form, AS_IT_IS)
+    async with open_template(TextRules(bos="<s>", eos="</s>", chat_template=source)) as template:
+        for arguments in CUT:
+            call = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+            messages = [TALK[1], {"role": "assistant", "content": "", "tool_calls": [call]}, TALK[3]]
+            text = await template.render(chat(messages=messages).messages)
+            assert text == golden(source, messages, None)
+            assert (arguments if form == "as it is" else json.dumps(arguments)) in text
+
+
+@pytest.mark.process
+async def test_a_template_that_needs_an_object_says_so() -> None:
+    source = "{% for name, value in messages[0].tool_calls[0].function.arguments.items() %}{{ name }}{% endfor %}"
+    async with open_template(TextRules(chat_template=source)) as template:
+        assert await template.render(chat(messages=[called("f", '{"a": 1}')]).messages) == "a"
+        with pytest.raises(TemplateFailed, match=r"does not take this conversation .*: send other messages"):
+            await template.render(chat(messages=[called("f", CUT[0])]).messages)
 
 
 @pytest.mark.process
@@ -226,14 +254,7 @@ def test_tools_have_bounds(change: dict[str, Any], words: str) -> None:
         ({"role": "assistant", "tool_calls": {}}, "no list"),
         ({"role": "assistant", "tool_calls": [{"type": "custom", "id": "1"}]}, "no call of a function"),
         (called("a.b", ""), "send 1 to 64"),
-        (
-            called("f", "[1]"),
-            "no JSON object",
-        ),
-        (
-            called("f", {}),
-            "no JSON object",
-        ),
+        (called("f", {}), "arguments is no text: send the arguments of the call in a string"),
         ({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": ""}}]}, "id is no text"),
         ({"role": "assistant", "tool_calls": [{}] * 129}, "no list of at most 128"),
     ],
@@ -247,8 +268,10 @@ def test_hostile_arguments_and_schemas_are_no_burden() -> None:
     many = json.dumps({"a": [[[]]] * 60_000})
     arguments = {"id": "1", "function": {"name": "f", "arguments": many}}
     assert chat(messages=[{"role": "assistant", "tool_calls": [arguments]}]).messages[0].calls
-    arguments["function"] = {"name": "f", "arguments": '{"a":' * 50_000}
-    assert refusal(messages=[{"role": "assistant", "tool_calls": [arguments]}]).param == "messages"
+    for deep_or_cut in ('{"a":' * 50_000, '{"a":' * 50_000 + "1" + "}" * 50_000):
+        arguments["function"] = {"name": "f", "arguments": deep_or_cut}
+        (call,) = chat(messages=[{"role": "assistant", "tool_calls": [arguments]}]).messages[0].calls
+        assert read_arguments(call.arguments) is None  # a template gets it as a text
 
 
 @pytest.mark.process

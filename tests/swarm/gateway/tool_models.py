@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from peer.data.tokenizer import ByteTokenizer
+from peer.model.text.rules import TextRules
 from peer.worker.text_client import ModelText
+from tests.swarm.gateway.scripted import ScriptedModel, Site, events_of, open_site
 
 Calls = Sequence[tuple[str, dict[str, Any]]]
 
@@ -204,3 +207,23 @@ class MarkedText(ModelText):
             row = []
             texts.append("" if id is None else self._marks[id - 256])
         return "".join(texts)
+
+
+def model_of(form: str, *script: Any) -> ScriptedModel:
+    """Return a model of a form whose tokens are bytes, of which 0 ends an answer."""
+    model = ScriptedModel(*script, text=TextRules(bos="<s>", eos="</s>", stops=(0,), chat_template=TEMPLATES[form]))
+    model.manifest.model.max_seq_len = 30_000
+    return model
+
+
+@asynccontextmanager
+async def site_of(form: str, *script: Any) -> AsyncIterator[tuple[Site, ScriptedModel]]:
+    model = model_of(form, *script)
+    async with open_site(model) as site:
+        yield site, model
+
+
+def streamed_events(body: bytes) -> list[Any]:
+    *events, done = events_of(body)
+    assert done == "[DONE]"
+    return events

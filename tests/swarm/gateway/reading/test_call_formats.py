@@ -12,34 +12,12 @@ from hypothesis import strategies as st
 
 from peer.errors import ConfigError
 from swarm.gateway.json_depth import DEPTH_MAX
-from swarm.gateway.reading.call_formats import FORMATS, Schemas, format_of, takes_tools
+from swarm.gateway.reading.call_formats import FORMATS, format_of, takes_tools
+from swarm.gateway.reading.json_text import CALL_CHARS_MAX, SPACE_CHARS_MAX
 from swarm.gateway.reading.python_values import read_python_calls
-from swarm.gateway.reading.tool_calls import CALL_CHARS_MAX, CALLS_MAX, SPACE_CHARS_MAX, CallStream
-from tests.swarm.gateway.tool_models import TEMPLATES, Calls, written
-
-SCHEMAS: Schemas = {
-    "get_weather": {"properties": {"city": {"type": "string"}, "days": {"type": "integer"}}},
-    "add": {"properties": {"terms": {"type": "array"}, "note": {"type": ["string", "null"]}, "exact": {}}},
-    "clock": {},
-}
-TWO: Calls = [("get_weather", {"city": 'Köln "}]) </function> \\ \n', "days": -3}), ("clock", {})]
-MANY: Calls = [*TWO, ("add", {"terms": [1, 2.5, {"a": [True, None]}, "x"], "note": None, "exact": False})]
-SEVERAL = sorted(FORMATS)
-Found = tuple[str, list[tuple[str, Any]]]
-
-
-def found(form: str, pieces: list[str], is_parallel: bool = True, hidden: tuple[str, ...] = ()) -> Found:
-    """Return the text and the calls of an answer that comes in pieces."""
-    stream = CallStream(FORMATS[form], SCHEMAS, is_parallel)
-    told = [one for piece in pieces for one in stream.push(piece, piece not in hidden)] + stream.finish()
-    calls = [call for one in told for call in one.calls]
-    assert len({call.id for call in calls}) == len(calls) == stream.count
-    return "".join(one.text for one in told), [(call.name, json.loads(call.arguments)) for call in calls]
-
-
-def cut(text: str, places: list[int]) -> list[str]:
-    ends = sorted({min(place, len(text)) for place in places})
-    return [text[begin:end] for begin, end in zip([0, *ends], [*ends, len(text)], strict=True)]
+from swarm.gateway.reading.tool_calls import CALLS_MAX, CallStream
+from tests.swarm.gateway.reading.answers import JSON, MANY, SCHEMAS, SEVERAL, TWO, cut, found, read
+from tests.swarm.gateway.tool_models import TEMPLATES, written
 
 
 @pytest.mark.parametrize("form", SEVERAL)
@@ -63,6 +41,11 @@ _FRAGMENTS = [
     '{"name": "clock", "arguments": {"a": "',
     "clock{}",
     "clock()",
+    '{"name": "clock", "arguments": {',
+    '[{"name":"add","parameters":{"a": [',
+    "add[ARGS]{",
+    ', {"name": "clock"}',
+    ', "id": "x"',
     "get_weather(city='",
 ]
 _ANSWERS = st.lists(st.sampled_from(_FRAGMENTS), max_size=8).map("".join)
@@ -72,8 +55,8 @@ _ANSWERS = st.lists(st.sampled_from(_FRAGMENTS), max_size=8).map("".join)
 def test_pieces_of_any_size_give_the_same_calls_and_text(
     form: str, text: str, places: list[int], is_parallel: bool
 ) -> None:
-    whole = found(form, [text], is_parallel)
-    assert whole == found(form, list(text), is_parallel) == found(form, cut(text, places), is_parallel)
+    whole = read(form, [text], is_parallel)
+    assert whole == read(form, list(text), is_parallel) == read(form, cut(text, places), is_parallel)
     if not whole[1]:
         assert whole[0] == text  # nothing is lost, not even white space
 
@@ -81,7 +64,7 @@ def test_pieces_of_any_size_give_the_same_calls_and_text(
 @given(st.sampled_from(SEVERAL), _ANSWERS, _ANSWERS)
 def test_text_around_calls_is_kept(form: str, before: str, behind: str) -> None:
     """Whatever else the model writes, each letter is told or lies in a call, or beside one."""
-    text, calls = found(form, [before + "Aaa" + written(form, TWO) + "Zzz" + behind])
+    text, calls = read(form, [before + "Aaa" + written(form, TWO) + "Zzz" + behind])
     assert "Aaa" in text or any("Aaa" in json.dumps(call) for call in calls)
     assert "Zzz" in text or any("Zzz" in json.dumps(call) for call in calls)
 
@@ -113,12 +96,14 @@ def test_variants_that_models_write(form: str, text: str, content: str, names: l
 
 @pytest.mark.parametrize("form", SEVERAL)
 def test_a_call_of_an_unknown_function_or_half_a_call_is_text(form: str) -> None:
-    for text in (written(form, [("unknown", {"a": 1})]), written(form, [("add", {"terms": [1, 2]})])[:-16]):
+    half = written(form, [("add", {"terms": [1, 2]})])
+    half = half[: half.index("{", half.index("add"))] if form in JSON else half[:-16]
+    for text in (written(form, [("unknown", {"a": 1})]), half):
         assert found(form, list(text)) == (text, [])
 
 
 def test_special_tokens_begin_calls_and_are_no_text() -> None:
-    def pieces(*texts: str) -> Found:
+    def pieces(*texts: str) -> Any:
         return found("mistral", list(texts), hidden=("[TOOL_CALLS]", "[ARGS]", "<s>"))
 
     assert pieces("Hi", "<s>", "[TOOL_CALLS]", "clock", "[ARGS]", "{}", "<s>") == ("Hi", [("clock", {})])
@@ -131,8 +116,9 @@ def test_special_tokens_begin_calls_and_are_no_text() -> None:
 @pytest.mark.parametrize("form", SEVERAL)
 def test_an_answer_ends_behind_one_call_if_no_more_are_wanted(form: str) -> None:
     stream = CallStream(FORMATS[form], SCHEMAS, is_parallel=False)
-    calls = [call.name for letter in written(form, TWO) for one in stream.push(letter) for call in one.calls]
-    assert calls == ["get_weather"] and stream.is_done and stream.push("more") == stream.finish() == []
+    calls = [call for letter in written(form, TWO) for one in stream.push(letter) for call in one.calls]
+    assert {call.name for call in calls} == {"get_weather"} and calls[-1].end == "completed"
+    assert stream.count == 1 and stream.is_done and stream.push("more") == stream.finish() == []
 
 
 # -- bounds ----------------------------------------------------------------------------------------------------------
@@ -150,7 +136,13 @@ def nested(levels: int) -> Any:
 def test_arguments_have_a_depth(form: str) -> None:
     within, beyond = (written(form, [("add", nested(levels))]) for levels in (DEPTH_MAX, DEPTH_MAX + 1))
     assert found(form, [within]) == ("", [("add", nested(DEPTH_MAX))])
-    assert found(form, [beyond]) == (beyond, [])
+    text, calls = read(form, [beyond])
+    if form not in JSON:
+        assert (text, calls) == (beyond, [])
+        return
+    (call,) = calls  # it has begun: its arguments end before the list that is too deep
+    assert call == ("add", '{"terms": ' + "[" * (DEPTH_MAX - 1), "incomplete")
+    assert beyond.endswith(text) and text.startswith("[]]")
 
 
 @pytest.mark.parametrize("form", SEVERAL)
@@ -173,7 +165,10 @@ def test_white_space_is_not_held_back_without_end(form: str) -> None:
 
 def test_a_call_has_a_size_and_an_answer_a_number_of_calls() -> None:
     huge = written("hermes", [("get_weather", {"city": "x" * CALL_CHARS_MAX})])
-    assert found("hermes", cut(huge, list(range(0, len(huge), 9999)))) == (huge, [])
+    text, ((_, arguments, end),) = read("hermes", cut(huge, list(range(0, len(huge), 9999))))
+    assert (len(arguments), end) == (CALL_CHARS_MAX, "incomplete") and huge.endswith(arguments + text)
+    huge = written("qwen3_coder", [("get_weather", {"city": "x" * CALL_CHARS_MAX})])
+    assert found("qwen3_coder", cut(huge, list(range(0, len(huge), 9999)))) == (huge, [])
     one = '<tool_call>{"name":"clock"}</tool_call>'
     text, calls = found("hermes", [one * (CALLS_MAX + 2)])
     assert (text, len(calls)) == (one * 2, CALLS_MAX)
