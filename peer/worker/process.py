@@ -40,14 +40,19 @@ _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.trim_threshold=1099511627776:glib
 class MessageStream:
     """The parent's end of the socket of a worker, which is not trusted."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, stream: trio.SocketStream) -> None:
         self.fault = ""
         """Why what comes is no message; it comes no more then."""
-        self._stream = trio.SocketStream(trio.socket.from_stdlib_socket(sock))
+        self._stream = stream
         self._frames = ControlFrames()
         self._bodies: deque[bytes] = deque()
         self._decoder: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
         self._sending = trio.Lock()
+
+    @classmethod
+    def of(cls, sock: socket.socket) -> MessageStream:
+        """Return that of a socket."""
+        return cls(trio.SocketStream(trio.socket.from_stdlib_socket(sock)))
 
     async def send(self, *messages: ToWorker) -> None:
         """Send messages at once. A dead worker gets nothing, and `receive` reports its death."""
@@ -128,7 +133,7 @@ class WorkerProcess:
                 start_new_session=True,  # Ctrl-C reaches only the parent, and killpg also ends the compiler's children
                 env=environment,
             )
-        return cls(process, MessageStream(ours), log)
+        return cls(process, MessageStream.of(ours), log)
 
     async def send(self, *messages: ToWorker) -> None:
         """Send messages at once. A dead worker gets nothing, and `receive` reports its death."""

@@ -29,7 +29,7 @@ from peer.net.rate_limit import Meter, TokenBucket
 from peer.net.rpc import Rpc
 from peer.net.rpc_server import RpcServer
 from peer.net.wire import Buffer, Channel, ReplyHeader, RequestHeader
-from peer.worker.process import WorkerProcess
+from peer.worker.process import MessageStream
 from tests.fuzz.support.guard import MUTATIONS, LongestStep, Trial, chance_for, no_growth
 from tests.fuzz.support.instances import Instances
 from tests.fuzz.support.mutations import of_bytes, of_msgpack
@@ -241,8 +241,7 @@ def test_messages_of_a_worker(tmp_path: Any, count: int) -> None:
             except ConnectionLost:
                 return b""
 
-        process, stream = SimpleNamespace(pid=0), SimpleNamespace(receive_some=receive_some)
-        worker = WorkerProcess(process, stream, tmp_path / "log")  # type: ignore[arg-type]
+        worker = MessageStream(SimpleNamespace(receive_some=receive_some))  # type: ignore[arg-type]
         log = EventLog(tmp_path / "events.jsonl")
         while (message := await worker.receive()) is not None:
             if isinstance(message, WorkerReply):

@@ -50,11 +50,14 @@ class AnswerGrammar:
     async def mask(self, ids: Sequence[int]) -> TokenMask:
         """Return what may follow the tokens of the answer so far. Raises GrammarRefused, ConfigError, WorkerError."""
         try:
-            mask = await self._next(list(ids))
-            if mask is None and self._fork is not None and self._fork.is_lost:
-                mask = await self._begin(list(ids))  # it did not end for what the schema takes
-            if mask is None and self._kind is QUICK:
-                self._kind = PATIENT
+            mask, has_again = await self._next(list(ids)), False
+            while mask is None:
+                if self._fork is not None and self._fork.is_lost and not has_again:
+                    has_again = True  # it may have ended for no fault of the schema
+                elif self._kind is QUICK:
+                    self._kind = PATIENT
+                else:
+                    break
                 mask = await self._begin(list(ids))
         except TextRefused as error:
             raise GrammarRefused(str(error)) from error

@@ -38,19 +38,19 @@ class AnswerFork:
 
     def __init__(self, sock: socket.socket, kind: ForkKind, forks: AnswerForks) -> None:
         self.kind: Final = kind
-        self.stream: Final = MessageStream(sock)
+        self.stream: Final = MessageStream.of(sock)
         self._forks, self._start = forks, forks.starts
         self._has_ended = False
         self._ids = itertools.count()
 
     @property
     def is_lost(self) -> bool:
-        """Whether the program has ended, and this process with it."""
+        """Whether the program has ended. This process may have ended with it, and not over its command."""
         return self._forks.starts != self._start or self._forks.has_ended
 
     @property
     def is_ended(self) -> bool:
-        return self._has_ended or self.is_lost
+        return self._has_ended or self._forks.starts != self._start
 
     async def ask(self, make: Callable[[int], GrammarCommand], body: type[_Body]) -> _Body | None:
         """Return the answer to the command that `make` makes of an id; None if the process ended over it, or took too
@@ -110,7 +110,7 @@ class AnswerForks:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the program has ended, and its forks with it."""
+        """Whether the program has ended. Its forks end with the next start."""
         if self._sockets is None:
             return True
         try:

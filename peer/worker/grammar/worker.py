@@ -12,7 +12,6 @@ import socket
 import sys
 from typing import Any, ClassVar, NoReturn
 
-from peer.confinement import kernel
 from peer.ipc.grammar_messages import GrammarBounds, LoadGrammar
 from peer.ipc.messages import ModelLoaded, Stop
 from peer.worker.control_link import ControlLink
@@ -30,7 +29,7 @@ class GrammarWorker:
         self._link, self._load = link, load
         self._sockets = socket.socket(fileno=load.sockets)
         self._vocabulary = read_vocabulary(load.tokenizer, load.vocab_size)
-        self._pid, self._held_bytes = os.getpid(), memory_held()
+        self._held_bytes = memory_held()
         link.send(ModelLoaded(device="", bf16=False, compiled=False))
 
     def run(self) -> None:
@@ -45,17 +44,15 @@ class GrammarWorker:
             os.close(fds[0])
 
     def _become_answer(self, fd: int, bounds: GrammarBounds) -> NoReturn:
-        """Follow one answer until its socket ends, in a fork: the thread that listens has stayed behind."""
+        """Follow one answer until its socket ends, in a fork: the thread that listens has stayed behind. It outlives
+        this program, whose end says nothing of its schema."""
         code = 1
         try:
-            if sys.platform == "linux":
-                kernel.follow_parent(signal.SIGKILL)
-            if os.getppid() == self._pid:  # else it died before the line above
-                self._sockets.close()
-                self._link.close()
-                os.nice(bounds.niceness)
-                hold_memory(self._held_bytes + bounds.memory_bytes)
-                follow_answer(socket.socket(fileno=fd), self._vocabulary, self._load.vocab_size, bounds)
+            self._sockets.close()
+            self._link.close()
+            os.nice(bounds.niceness)
+            hold_memory(self._held_bytes + bounds.memory_bytes)
+            follow_answer(socket.socket(fileno=fd), self._vocabulary, self._load.vocab_size, bounds)
             code = 0
         except BaseException:  # noqa: BLE001 - a panic of a Rust library, too; the log has it
             sys.excepthook(*sys.exc_info())

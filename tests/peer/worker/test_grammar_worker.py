@@ -168,15 +168,31 @@ async def test_answers_continue_after_the_program_was_killed() -> None:
     async with open_grammars(CONTENT, 263) as grammars:
         answers = [grammars.begin(grammar(SMALL), [END]) for _ in range(2)]
         for answer in answers:
-            assert await after(answer, '{"the"') == [*b"\t\n\r :"]
+            assert await after(answer, '{"') == [257]
         pid = grammars.forks.pid
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
+        for answer in answers:
+            assert allowed(await answer.mask([*b'{"', 257])) == [ord('"')]
         while not grammars.forks.has_ended:
             await trio.sleep(0.01)
+        assert await after(grammars.begin(grammar(SMALL), [END]), "") == [ord("{")]
+        assert grammars.forks.starts == 2
         for answer in answers:
             assert await after(answer, '{"the":1') == [*b"\t\n\r 2}"]
-        assert grammars.forks.pid not in (None, pid) and not grammars.forks.living(PATIENT), "no schema was too much"
+        assert grammars.forks.living(QUICK) == 3 and not grammars.forks.living(PATIENT), "no schema was too much"
+
+
+async def test_processes_of_answers_may_die() -> None:
+    async with open_grammars(CONTENT, 263) as grammars:
+        answer = grammars.begin(grammar(SMALL), [END])
+        for count in range(1, 3):
+            assert await after(answer, '{"the"'[:count])
+            [process] = psutil.Process(grammars.forks.pid).children()
+            process.kill()
+            process.wait()
+        with pytest.raises(GrammarRefused, match="send a simpler one"):
+            await after(answer, '{"the"')
 
 
 async def test_an_answer_that_is_given_up_leaves_the_program_to_the_others() -> None:

@@ -140,14 +140,14 @@ async def test_a_server_that_is_killed_costs_no_token(tmp_path: Path, place: int
         assert struck.session.is_complete and struck.session.failovers >= 1
 
 
-async def test_the_grammars_process_may_die(swarms: dict[str, ServingSwarm]) -> None:
+async def test_the_processes_of_grammars_may_die(swarms: dict[str, ServingSwarm]) -> None:
     async with swarms["two servers"].client() as model:
         calm, struck = Answer(model, LETTERS, 3), Answer(model, LETTERS, 3)
         await calm.run()
 
         def kill() -> None:
             assert model.grammars.forks.pid is not None
-            os.kill(model.grammars.forks.pid, signal.SIGKILL)
+            os.killpg(model.grammars.forks.pid, signal.SIGKILL)  # with those of the answers
 
         await struck.run({20: kill, 40: kill})
         assert struck.tokens == calm.tokens and struck.session.failovers == 0
