@@ -54,7 +54,7 @@ quickstart: $(STAMP)
 define passes
 status=0; \
 $(BIN)/python -m pytest --numprocesses 6 $(SPREAD) $(RECORD) -m "not process and not soak" $(1) || status=$$?; \
-$(BIN)/python -m pytest --numprocesses 4 $(SPREAD) $(RECORD) -m "process and not soak" $(1) || status=$$?; \
+$(BIN)/python -m pytest --numprocesses 6 $(SPREAD) $(RECORD) -m "process and not soak" $(1) || status=$$?; \
 exit $$status
 endef
 # .ci/run wants to know which tests failed (tools/second_try.py).
