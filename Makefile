@@ -49,8 +49,8 @@ $(TOOLS): $(STAMP)
 quickstart: $(STAMP)
 	$(BIN)/peer quickstart --home $(HOME_DIR)
 
-# Two passes, and the second runs whatever the first one came to. Most tests of the first wait for sockets and timers, so
-# three of them share a core; those with processes of their own compute, mostly to start, so two do.
+# Two passes, and the second runs whatever the first one came to. Most tests wait for sockets, timers and processes, so
+# three of them share a core.
 define passes
 status=0; \
 $(BIN)/python -m pytest --numprocesses 6 $(SPREAD) $(RECORD) -m "not process and not soak" $(1) || status=$$?; \
