@@ -41,7 +41,7 @@ class LoadText(msgspec.Struct, frozen=True, tag="load_text", kw_only=True):
     directory: str
     """The one folder that the worker may write."""
     memory_bytes: int
-    """The most that the process may allocate, beside what it has once it has loaded."""
+    """The most that the process may allocate after it has loaded."""
 
 
 class EncodeText(Command, frozen=True, tag="encode"):

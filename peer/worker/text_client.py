@@ -115,7 +115,7 @@ async def start_program(load: LoadText | LoadGrammar, fds: tuple[int, ...] = ())
     worker = WorkerProcess.start(folder.parent / _LOG, folder, 1, fds, nice=0)  # its program says how far it gives way
     try:
         answer = await handshake(worker, load, _START_S)
-    except BaseException:
+    except BaseException:  # a cancellation, too: the process must not stay
         await worker.destroy()
         raise
     if not isinstance(answer, ModelLoaded):

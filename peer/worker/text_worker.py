@@ -95,15 +95,15 @@ class TextWorker:
 
 
 def memory_held() -> int:
-    """Return the bytes that this process has allocated; 0 where the system does not tell, as in a fork of a confined
-    one."""
+    """Return the bytes that this process has allocated; 0 where the system does not report them, as in a fork of a
+    confined process."""
     with suppress(OSError):
         return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
     return 0
 
 
 def hold_memory(size_bytes: int) -> None:
-    """Have the kernel refuse this process more memory than so many bytes."""
+    """Limit what this process may allocate, in bytes; the kernel refuses more."""
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_DATA, (size_bytes, size_bytes))
 

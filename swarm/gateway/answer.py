@@ -32,7 +32,7 @@ class AnswerPart:
     finish: Finish | None = None
     """In the last piece, why it is the last."""
     calls: tuple[CallPiece, ...] = ()
-    """Pieces of calls of functions, behind the text."""
+    """Pieces of calls of functions, after the text."""
     thought: str = ""
     """What the model thinks, before the text."""
     words: Mapping[int, TokenWord] = field(default_factory=dict)

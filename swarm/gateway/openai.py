@@ -115,7 +115,8 @@ class AnswerFormat:
     # -- log-probabilities ---------------------------------------------------------------------------------------------
 
     def _told(self, index: int, text: str, drawn: Sequence[Listed], words: Words) -> dict[str, Any] | None:
-        """Return what is told of the drawn tokens. `text`: theirs. `words`: each token that is named."""
+        """Return the log-probabilities of the drawn tokens; None if none were asked for. `text`: of these tokens.
+        `words`: each token that is named."""
         begin = self._lengths.get(index, 0)
         self._lengths[index] = begin + len(text)
         if self._logprobs is None:
@@ -143,7 +144,8 @@ class AnswerFormat:
 
 
 def token_values(drawn: Listed, words: Words, most: int) -> dict[str, Any]:
-    """Return a token of a chat with its log-probability, and up to so many of the likeliest. `words`: each of them."""
+    """Return a token of a chat with its log-probability and those of at most `most` of the likeliest. `words`: each of
+    these tokens."""
     return {
         **_valued(drawn.logprob, words[drawn.token]),
         "top_logprobs": [_valued(logprob, words[token]) for token, logprob in drawn.likeliest[:most]],

@@ -129,9 +129,11 @@ async def open_grammars(tokenizer: bytes, vocab_size: int) -> AsyncIterator[Mode
             )
 
         kinds = (QUICK, PATIENT)
-        async with beside_block() as nursery:
-            forks = AnswerForks(load, kinds, nursery)
-            try:
+        forks: AnswerForks | None = None
+        try:
+            async with beside_block() as nursery:
+                forks = AnswerForks(load, kinds, nursery)
                 yield ModelGrammars(forks, vocab_size)
-            finally:
+        finally:
+            if forks is not None:  # not sooner: a start that is under way ends with the nursery
                 await forks.close()

@@ -72,7 +72,7 @@ class AnswerFork:
         return None if reply is None else result_of(reply, body)
 
     def end(self) -> None:
-        """Have the process end once it is done with its command."""
+        """End the process, after its command if it has one."""
         if not self._has_ended:
             self._has_ended = True
             self._forks.part_with(self)
@@ -180,7 +180,7 @@ class AnswerForks:
             self._ended.notify()
 
     async def _started(self) -> None:
-        """Wait until the program runs. Who gives up meanwhile leaves its start to the next one."""
+        """Wait until the program runs. Its start continues if the caller is cancelled."""
         if not self.has_ended:
             return
         if self._starting is None:

@@ -1,8 +1,7 @@
 """Forms in which models write calls of functions: one table, chosen by the chat template or by --tool-parser.
 
 A form says at which marks a call may begin, when its arguments have begun, where the text of a call ends, and what it
-calls. Servers and models are
-not trusted: each step takes a time linear in the text, and depth is bounded.
+calls. Servers and models are not trusted: each step takes a time linear in the text, and depth is bounded.
 """
 
 from __future__ import annotations

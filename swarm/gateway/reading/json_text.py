@@ -16,7 +16,7 @@ CALL_CHARS_MAX: Final = 1 << 20
 SPACE_CHARS_MAX: Final = 256
 """White space around the parts of a call."""
 _HEAD_CHARS_MAX: Final = 1024
-"""Of a call before its arguments, and of its members behind them."""
+"""Of a call before its arguments, and of its members after them."""
 _SIGNS: Final = re.compile(r"[\[\](){}\"']")
 _JSON_SIGNS: Final = re.compile(r"[\[\]{}\"]")
 _STRING_SIGNS: Final = re.compile(r'["\\]')
@@ -88,7 +88,7 @@ class Brackets:
                 return self._at
 
     def _passed_quote(self, text: str) -> bool:
-        """Go behind the end of a quoted text; return False if more is needed."""
+        """Pass the end of a quoted text; return False if more is needed."""
         while self._at < len(text):
             letter = text[self._at]
             if letter == "\\":

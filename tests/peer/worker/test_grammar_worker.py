@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -23,6 +26,7 @@ from tests.support.forking.forked import children
 from tests.swarm.gateway.served_model import tokenizer
 
 pytestmark = pytest.mark.process
+ROOT = Path(__file__).parents[3]
 CONTENT = tokenizer().to_str().encode()
 END = 262
 SMALL = {"type": "object", "properties": {"the": {"enum": [1, 12]}}, "required": ["the"], "additionalProperties": False}
@@ -181,6 +185,30 @@ async def test_answers_continue_after_the_program_was_killed() -> None:
         for answer in answers:
             assert await after(answer, '{"the":1') == [*b"\t\n\r 2}"]
         assert grammars.forks.living(QUICK) == 3 and not grammars.forks.living(PATIENT), "no schema was too much"
+
+
+CLIENT = """
+import psutil, trio
+from peer.ipc.grammar_messages import ANY_OBJECT
+from peer.worker.grammar.client import open_grammars
+
+async def main():
+    async with open_grammars(b"", 256) as grammars:
+        await grammars.begin(ANY_OBJECT, []).mask([])
+        program = psutil.Process(grammars.forks.pid)
+        print(program.pid, *(fork.pid for fork in program.children()), flush=True)
+        await trio.sleep_forever()
+
+trio.run(main)
+"""
+
+
+def test_no_process_outlives_a_client_that_is_killed() -> None:
+    with subprocess.Popen([sys.executable, "-c", CLIENT], stdout=subprocess.PIPE, text=True, cwd=ROOT) as killed:
+        assert killed.stdout is not None
+        left = [psutil.Process(int(pid)) for pid in killed.stdout.readline().split()]
+        killed.kill()
+    assert len(left) == 2 and not psutil.wait_procs(left, timeout=60)[1]
 
 
 async def test_processes_of_answers_may_die() -> None:
