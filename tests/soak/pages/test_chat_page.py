@@ -42,7 +42,7 @@ async def test_the_page_on_a_phone(served: ServedModel, tmp_path: Path) -> None:
         page.faults.clear()  # Chromium logs the 401
         assert await page.run("document.getElementById('settings').open")
         await page.set("key", KEY)
-        await page.until("document.getElementById('model').textContent.includes('tokens of context')")
+        await page.until("document.getElementById('model')?.textContent.includes('tokens of context')")
         assert await page.run("document.documentElement.scrollWidth") == 380
         await page.run("document.getElementById('settings').open = false")
 
@@ -146,7 +146,7 @@ async def test_a_conversation_is_kept_over_a_reload_and_copied(served: ServedMod
     async with open_page(served.url, tmp_path / "profile") as page:
         await page.until("document.getElementById('status')?.textContent.includes('API key')")
         await page.set("key", KEY)
-        await page.until("document.getElementById('model').textContent.includes('tokens of context')")
+        await page.until("document.getElementById('model')?.textContent.includes('tokens of context')")
         await page.set("limit", "12")
         await page.set("temperature", "0")
         await say(page, "Hello\nyou")
@@ -172,7 +172,7 @@ async def test_a_conversation_is_kept_over_a_reload_and_copied(served: ServedMod
         assert await page.run("document.querySelectorAll('article small')[3].textContent") == "stopped early"
         await page.run("document.getElementById('reset').click()")
         await page.call("Page.reload")
-        await page.until("document.getElementById('model').textContent.includes('tokens of context')")
+        await page.until("document.getElementById('model')?.textContent.includes('tokens of context')")
         assert await page.run("document.querySelectorAll('article').length") == 0
 
 
