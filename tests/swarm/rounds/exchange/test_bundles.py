@@ -42,7 +42,8 @@ def few_bundles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_bundles_change_no_bit(tmp_path: Path) -> None:
-    setting = GroupSetting(numel=NUMEL, codec="int8", rounds=ROUNDS, schedule=BUNDLED)
+    waits: dict[str, Any] = {"grace_s": 20.0}  # else a round begins without one that a busy machine holds up
+    setting = GroupSetting(numel=NUMEL, codec="int8", rounds=ROUNDS, schedule=BUNDLED, agreement=waits)
     async with open_driven_group(tmp_path, setting) as group:
         replicas = [await group.enter(deltas) for _ in range(3)]
         await group.until_round(ROUNDS)
