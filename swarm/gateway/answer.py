@@ -117,7 +117,7 @@ class TextAnswer:
             last += self._sorted(self._thinking.finish())
         if self._calls is not None:
             last += self._calls.finish()
-        finish = "stop" if stream.stopped or self._session.is_complete else finish
+        finish = "stop" if stream.stopped or self._session.drawing.is_complete else finish
         if finish == "stop" and self._calls is not None and self._calls.count:
             finish = "tool_calls"
         for one in last[:-1]:
@@ -158,20 +158,20 @@ async def prompt_then_answer(
 ) -> AsyncGenerator[AnswerPart, None]:
     """Yield the prompt, which has this `text`, and the parts of an answer of up to `count` tokens: of 0 none.
     Raises what the session does. Use it with `aclosing`."""
-    if not session.scores.is_asked:
+    if not session.drawing.scores.is_asked:
         yield AnswerPart(text, (), None if count else "length")
         if not count:
             return
     if not count:
         async with aclosing(session.generate(ids, 0)) as tokens:
             await anext(tokens)  # the token after the prompt, which is not wanted: the scores are complete with it
-        yield AnswerPart(text, tuple(session.scores.of(ids)), "length")
+        yield AnswerPart(text, tuple(session.drawing.scores.of(ids)), "length")
         return
     async with aclosing(answer.parts(ids, count)) as parts:
-        is_first = session.scores.is_asked
+        is_first = session.drawing.scores.is_asked
         async for part in parts:
             if is_first:
-                yield AnswerPart(text, tuple(session.scores.of(ids)))
+                yield AnswerPart(text, tuple(session.drawing.scores.of(ids)))
                 is_first = False
             yield part
 

@@ -12,7 +12,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Final
 
-import msgspec
 import trio
 
 from peer.config import ModelConfig
@@ -20,9 +19,9 @@ from peer.errors import NetworkError
 from peer.ipc.sampling_options import Sampling
 from peer.net.flow.flow import Flow
 from peer.worker.grammar.client import AnswerGrammar
-from swarm.inference.allowing import Allowing
 from swarm.inference.client_view import NONE, TOLD_S, ServersView
 from swarm.inference.conduct import Avoids, TokenPace
+from swarm.inference.drawing import Drawing
 from swarm.inference.inbox import Arrival, Inbox
 from swarm.inference.judge import STALL_S, TOKEN_S, RouteJudge
 from swarm.inference.messages import (
@@ -39,7 +38,6 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.inference.page_names import page_names
-from swarm.inference.prompt_scores import PromptScores
 from swarm.inference.record import ServedCommit, SessionNeeds
 from swarm.inference.resume import WiredServers, resume
 from swarm.inference.route import Route, placed
@@ -78,26 +76,18 @@ class RemoteSession:
         self.failovers = 0
         """How many servers were replaced."""
         self._server_flows, self._servers, self._model = server_flows, servers, model
-        self._sampling, self._stops = msgspec.structs.replace(sampling, masked=grammar is not None), tuple(stops)
-        self._needs = replace(needs, options=self._sampling.options)
+        self.drawing = Drawing(sampling, stops, model.vocab_size, grammar)
+        self._needs = replace(needs, options=self.drawing.sampling.options)
         self._revision, self._wired = 0, False
         self._silent = set[str]()
         """Servers that have not answered the last revision."""
         self._flows, self._last = RouteFlows(server_flows), WiredServers()
         self._inbox, self._refusal = Inbox(), ""
-        self._allowing = Allowing(grammar)
-        self.scores = PromptScores(self._sampling, model.vocab_size)
-        """Complete when the first token of an answer comes."""
-        self._ahead = self._stalled = False
-        """Whether the servers may have drawn more than was taken; whether no token has come for `STALL_S`."""
+        self._stalled = False
+        """Whether no token has come for `STALL_S`."""
         self._judge = RouteJudge(servers, lambda peer: servers.plan((), "all", self.commit, self._needs, (peer,)))
         self._pace = TokenPace(0.0, 0)
         server_flows.add(self)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether the grammar has come to its end, and the answer with it."""
-        return self._allowing.is_complete
 
     # -- what comes ----------------------------------------------------------------------------------------------------
 
@@ -123,29 +113,23 @@ class RemoteSession:
         check_text(self._model, len(self.tokens), prompt, count)
         end = len(self.tokens) + len(prompt) + max(1, count)
         self._server_flows.add(self)
-        sampling = self._sampling.of_answer(len(self.tokens) + len(prompt)) if prompt else self._sampling
-        if self._ahead or (self._revision and sampling != self._sampling):  # servers read it once a session
+        if not self.drawing.begin(len(self.tokens), len(prompt)) and self._revision:
             self._begin_again()
-        self._sampling = sampling
         first = max(0, len(self.tokens) - 1)  # the last drawn token was not sent on
         self.tokens += prompt
-        self._ahead, self._stalled = True, False
-        self._allowing.begin(len(self.tokens), is_new=bool(prompt))
-        if prompt:
-            self.scores.begin(len(self.tokens))
-        await self._allowing.follow(self.tokens)  # before a server is asked, as the schema may be refused
+        self._stalled = False
+        await self.drawing.follow(self.tokens)  # before a server is asked, as the schema may be refused
         self._judge.begin()
         self._pace = TokenPace(trio.current_time(), len(prompt))
         if self._wired:
             self._feed(first)
         try:
-            while len(self.tokens) < end and not self.is_complete:
+            while len(self.tokens) < end and not self.drawing.is_complete:
                 drawn = await self._next(end)
-                await self._allowing.follow(self.tokens)
-                is_last = len(self.tokens) == end or drawn.token in self._stops or self.is_complete
+                await self.drawing.follow(self.tokens)
+                is_last = self.drawing.ends(drawn.token, len(self.tokens), end)
                 if not is_last:
                     self._allow(end)
-                self._ahead = self._allowing.is_masked or not is_last
                 yield drawn
                 if is_last:
                     return
@@ -163,14 +147,14 @@ class RemoteSession:
         self.close()
         self.id = secrets.token_bytes(16)
         self.route, self._revision = (), 0
-        for part in (self._allowing, self.scores, self._last):
-            part.forget()
+        self.drawing.forget()
+        self._last.forget()
         self._inbox.clear()
         self._server_flows.add(self)
 
     async def _next(self, end: int) -> TokenDrawn:
         """Return the next token, replacing servers until it comes."""
-        began, computed = trio.current_time(), len(self.tokens) if len(self.tokens) == self._allowing.given else 1
+        began, computed = trio.current_time(), len(self.tokens) if len(self.tokens) == self.drawing.given else 1
         stalls_at = began + self._judge.patience_s(self.route, computed)
         while True:
             if not self._wired:
@@ -183,7 +167,7 @@ class RemoteSession:
                 if drawn is not None:
                     self._judge.token_came()
                     self._stalled = False
-                    if not self._allowing.is_masked:  # else it waited for this client
+                    if not self.drawing.is_masked:  # else it waited for this client
                         self._pace.came(at)
                         self._drop(self._judge.late(self.route, self._pace))
                     return drawn
@@ -209,7 +193,7 @@ class RemoteSession:
         if isinstance(message, TokenDrawn):
             return self._take_token(place, message)
         if isinstance(message, PromptLogprobs):
-            if place == len(self.route) - 1 and not self.scores.take(message):
+            if place == len(self.route) - 1 and not self.drawing.scores.take(message):
                 self._drop(self._judge.misbehaved(flow.peer))
                 self._begin_again()  # it may have sent a token on that was not taken
             return None
@@ -230,14 +214,13 @@ class RemoteSession:
         peer, is_last = self.route[place].peer, place == len(self.route) - 1
         if message.revision != self._revision and not is_last:
             return None  # it was the last one then
-        allowed = self._allowing.allows(message.position, message.token, len(self.tokens))
-        if not is_last or not allowed or message.token >= self._model.vocab_size:
+        if not is_last or not self.drawing.may_draw(message, len(self.tokens)):
             self._drop(self._judge.misbehaved(peer))
-            if is_last and self._allowing.is_masked:
+            if is_last and self.drawing.is_masked:
                 self._begin_again()  # it has sent a forbidden token on
             return None
-        if message.position != len(self.tokens) or not self.scores.is_complete:
-            return None  # drawn twice, as after a replacement
+        if not self.drawing.is_next(message, len(self.tokens)):
+            return None
         self.tokens.append(message.token)
         if message.revision < self._revision and self._wired:
             self._feed(message.position)  # it was sent to a server that is gone
@@ -245,7 +228,7 @@ class RemoteSession:
 
     def _allow(self, end: int) -> None:
         """Let the last server draw on."""
-        more = self._allowing.next(self.id, len(self.tokens), end) if self._wired else None
+        more = self.drawing.next(self.id, len(self.tokens), end) if self._wired else None
         if more is not None:
             self._say(self.route[-1].peer, *more)
 
@@ -298,7 +281,7 @@ class RemoteSession:
 
     def _plan(self, kept: Route, avoids: Avoids = "all") -> Route | None:
         """Return a route. An answer keeps the commit with which it began."""
-        if kept or len(self.tokens) > self._allowing.given:
+        if kept or len(self.tokens) > self.drawing.given:
             return self._servers.plan(kept, avoids, self.commit, self._needs)
         route, commit = self._servers.plan_newest(avoids, self._needs)
         if route is not None and commit != self.commit:
@@ -322,7 +305,7 @@ class RemoteSession:
         if timeout.cancelled_caught or haves is None:
             return False
         self._wired = True
-        self._allowing.wired()
+        self.drawing.wired()
         self._go_on(haves, fresh | ({route[-1].peer} if self._stalled else set()))
         return True
 
@@ -337,15 +320,18 @@ class RemoteSession:
         for peer, rtt_s in self._flows.hold(route).items():
             self._servers.measured(peer, rtt_s)
         begins = self._revision == 1 or len(fresh) == len(route)
-        names = page_names(self.tokens, self._needs.wire) if begins and not self.scores.is_asked else ()
+        names = page_names(self.tokens, self._needs.wire) if begins and not self.drawing.scores.is_asked else ()
         for index, hop in enumerate(route):
             self._say(hop.peer, placed(self._start_message(end, names), route, index))
         return await self._answers(route)
 
     def _start_message(self, end: int, names: tuple[bytes, ...]) -> StartSession:
         known, commit = len(self.tokens), self.commit.name if self.commit is not None else self._needs.adapter
-        drawing = self._sampling, self._stops, names, known, self._allowing.at_start(known, end)
-        return StartSession(self.id, self._revision, 0, 0, "", "", *drawing, commit, self._needs.wire)
+        allowed = self.drawing.at_start(known, end)
+        settings = self.drawing.sampling, self.drawing.stops
+        return StartSession(
+            self.id, self._revision, 0, 0, "", "", *settings, names, known, allowed, commit, self._needs.wire
+        )
 
     async def _answers(self, route: Route) -> list[int] | None:
         """Wait for all servers. Tokens that come meanwhile are kept in order, also if one fails: those of a server that
@@ -362,7 +348,7 @@ class RemoteSession:
                     elif not isinstance(message, SessionStarted):
                         self._handle(flow, message)
                         return None
-                    elif message.have > self._allowing.ceiling:
+                    elif message.have > self.drawing.ceiling:
                         self._drop(self._judge.misbehaved(flow.peer))
                         return None
                     else:
@@ -381,7 +367,7 @@ class RemoteSession:
         known, peers = len(self.tokens), [hop.peer for hop in self.route]
         self.failovers += self._last.wired(peers, haves, fresh)
         kept, new = self._last.kept_from(peers), [peer in fresh for peer in peers]
-        then = resume(haves, known, new, self._judge.gaps, self.scores.row(known), kept)
+        then = resume(haves, known, new, self._judge.gaps, self.drawing.scores.row(known), kept)
         for number, position in then.rewinds.items():
             self._say(peers[number], Rewind(self.id, position))
             self._last.rewound(peers[number], position)
@@ -396,5 +382,5 @@ class RemoteSession:
         """End the session at all its servers. It may continue later: then all is computed again."""
         self._server_flows.remove(self)
         self._flows.close(self.id)
-        self._allowing.close()
+        self.drawing.close()
         self._wired = False

@@ -13,7 +13,6 @@ import trio
 from peer.errors import ConnectionLost
 from peer.ipc.block_messages import ScoredPrompt
 from peer.net.flow.flow import Flow
-from swarm.inference.masks import KeptMasks
 from swarm.inference.messages import (
     Cause,
     NeighbourLost,
@@ -26,6 +25,7 @@ from swarm.inference.messages import (
     TokenDrawn,
 )
 from swarm.serving.output_log import OutputLog, SentTokens
+from swarm.serving.served_drawing import ServedDrawing
 from swarm.serving.uplink import UplinkRate
 
 SMALL_BYTES: Final = 60 << 10
@@ -55,12 +55,7 @@ class ServedSession:
         self._used_at = trio.current_time()
         self.opened = False
         """Whether the worker has it."""
-        self.allowed, self.known = start.allowed, start.known
-        self.held: tuple[int, int] | None = None
-        """A drawn token (position, id) that waits until the client allows more."""
-        self.draws_at = set[int]()
-        """Positions to draw the token of, as asked for and not yet computed."""
-        self._masks = KeptMasks()
+        self.drawing: Final = ServedDrawing(start)
         self.log = OutputLog(0)
         self.parked = True
         """Whether outputs wait: in the log for the client's `Replay`, which says where the next server stands; a drawn
@@ -90,21 +85,9 @@ class ServedSession:
     def wire(self, flow: Flow, start: StartSession) -> None:
         """Take over a new revision."""
         self.flow, self.start, self.ended_at, self._used_at = flow, start, None, trio.current_time()
-        self.allow(start.allowed, start.known)
-        self.held, self.parked, self._masks = None, True, KeptMasks()
+        self.drawing.wire(start)
+        self.parked = True
         self.set_target(None)
-
-    def allow(self, position: int, known: int) -> None:
-        """Take over how far tokens may be drawn, and which ones the client has set."""
-        self.allowed, self.known = max(self.allowed, position), max(self.known, known)
-        if self.held is not None and self.held[0] < self.known:
-            self.held = None
-
-    def mask(self, payload: memoryview, vocab_size: int) -> tuple[int, bytes]:
-        """Return the position and the bits of a mask that came. Raises ValueError."""
-        if not self.start.sampling.masked:
-            raise ValueError("a mask for a session without them")
-        return self._masks.unpack(payload, vocab_size)
 
     def set_target(self, flow: Flow | None) -> None:
         """Send tokens to that peer from now on, and watch whether it is alive. Output that waits to be sent is dropped,
@@ -151,10 +134,6 @@ class ServedSession:
         self.tell(NeighbourLost(self.id, self.start.revision, self.start.target))
 
     # -- to the target -------------------------------------------------------------------------------------------------
-
-    def may_pass(self, position: int, token: int) -> bool:
-        """Whether the last server sends a drawn token on, so that the next one is drawn."""
-        return bool(self.start.target) and token not in self.start.stops and position + 1 < self.allowed
 
     def send(self, sent: SentTokens, nursery: trio.Nursery) -> None:
         """Pass tokens on, in order. A large one goes in the background, and what follows waits for it."""

@@ -210,16 +210,15 @@ class BlockServer:
         if isinstance(message, EndSession):
             await self._end(session)
         elif isinstance(message, Allow):
-            session.allow(message.position, message.known)
+            session.drawing.allow(message.position, message.known)
             session.parked = False  # the client says so once all servers have the session
             await self._pass_held(session)
             if payload.nbytes:
                 await self._set_mask(session, payload)
         elif isinstance(message, Rewind):
             session.used(min(session.received, message.position), min(session.computed, message.position))
-            session.draws_at = {at for at in session.draws_at if at <= message.position}
+            session.drawing.rewind(message.position)
             session.log.rewind(message.position)
-            session.held = None
             await self._to_worker(RewindSession(session.number, message.position), b"", session)
         elif isinstance(message, Replay):
             if message.revision == session.start.revision:
@@ -230,7 +229,7 @@ class BlockServer:
     async def _set_mask(self, session: ServedSession, payload: memoryview) -> None:
         """Have the worker draw under a mask. A wrong one ends the session: its client made it up."""
         try:
-            position, bits = session.mask(payload, self._config.model.vocab_size)
+            position, bits = session.drawing.mask(payload, self._config.model.vocab_size)
         except ValueError as error:
             await self._end(session, "value", str(error))
         else:
@@ -270,9 +269,7 @@ class BlockServer:
             return
         if end <= session.received:
             return
-        draws = message.draws and end >= session.known
-        if message.draws:
-            session.draws_at.add(end)
+        draws = message.draws and session.drawing.ask(end)
         session.used(end, session.computed)
         step = ComputeTokens(session.number, message.position, len(message.ids), message.ids, draws)
         await self._to_worker(step, payload, session)
@@ -328,7 +325,8 @@ class BlockServer:
             await self._pass_on(session, message, payload)
         elif isinstance(message, MaskedToken):
             session.tell_token(message.position, message.token, message.logprob, message.likeliest)
-            await self._hold(session, (message.position, message.token))
+            session.drawing.hold(message.position, message.token)
+            await self._pass_held(session)
         elif isinstance(message, ScoredPrompt):
             session.tell_scores(message)
         elif isinstance(message, SessionOpened):
@@ -348,28 +346,26 @@ class BlockServer:
             return
         end = output.position + output.count
         session.used(session.received, min(end, session.received))
-        draws = end in session.draws_at
-        session.draws_at.discard(end)
+        draws = session.drawing.was_asked(end)
         if session.start.end < self._config.span.of:
             sent = SentTokens(output.position, tuple(output.ids), draws, payload)
             if session.log.append(sent) and not session.parked:
                 session.send(sent, self._nursery)
         elif output.token is not None:
             session.tell_token(end, output.token, output.logprob, tuple(output.likeliest))
-            await self._hold(session, (end, output.token))
-
-    async def _hold(self, session: ServedSession, drawn: tuple[int, int]) -> None:
-        session.held = drawn
-        await self._pass_held(session)
+            session.drawing.hold(end, output.token)
+            await self._pass_held(session)
 
     async def _pass_held(self, session: ServedSession) -> None:
         """Send the last drawn token to the first server, if the client allows the next one."""
-        if session.held is None or session.parked or not session.may_pass(*session.held):
+        is_alone = session.start.target == self._me
+        if session.parked or not (is_alone or session.target):
+            return  # that flow was lost: nothing else has a copy of the token
+        held = session.drawing.take()
+        if held is None:
             return
-        if session.start.target != self._me and session.target is None:
-            return  # it was lost: nothing else has a copy of it
-        (position, token), session.held = session.held, None
-        if session.start.target == self._me:
+        position, token = held
+        if is_alone:
             await self._compute(session, PassTokens(session.id, position, (token,), True), b"")
         else:
             session.send(SentTokens(position, (token,), True, b""), self._nursery)

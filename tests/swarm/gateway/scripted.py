@@ -19,8 +19,8 @@ from peer.worker.text_client import ModelText
 from swarm.gateway.app import Gateway, gateway_app
 from swarm.gateway.limits import ApiKeys, Quotas
 from swarm.gateway.template import open_template
+from swarm.inference.drawing import Drawing
 from swarm.inference.messages import PromptLogprobs, TokenDrawn
-from swarm.inference.prompt_scores import PromptScores
 from swarm.inference.route import Hop, RouteView
 from swarm.web.listening import ListenAddress, serve_http
 
@@ -33,19 +33,19 @@ class ScriptedSession:
     def __init__(self, script: Sequence[Any], sampling: Sampling) -> None:
         self.tokens: list[int] = []
         self.route = (Hop("peer-a", 0, 3), Hop("peer-b", 3, 6))
-        self.failovers, self.is_complete = 0, False
+        self.failovers = 0
         self.sampling = sampling
         self.closed = trio.Event()
         self._script = script
-        self.scores = PromptScores(sampling, 256)
+        self.drawing = Drawing(sampling, (), 256)
 
     async def generate(self, prompt: Sequence[int], count: int) -> AsyncGenerator[TokenDrawn, None]:
         self.tokens += prompt
-        if self.scores.is_asked:
-            self.scores.begin(len(prompt))
+        if (scores := self.drawing.scores).is_asked:
+            scores.begin(len(prompt))
             best = tuple((token, -1.0 - token) for token in range(self.sampling.logprobs))
             scored = tuple((-100.0 - token, best) for token in prompt[1:])
-            assert len(prompt) == 1 or self.scores.take(PromptLogprobs(bytes(16), 0, 1, scored))
+            assert len(prompt) == 1 or scores.take(PromptLogprobs(bytes(16), 0, 1, scored))
         said = [one for part in self._script for one in (part if isinstance(part, bytes) else [part])]
         for one in said[: max(1, count)]:
             await trio.lowlevel.checkpoint()

@@ -96,7 +96,7 @@ async def said(swarm: Scene, grammar: Grammar, count: int = 40) -> list[int]:
     session = swarm.session(grammar=grammar)
     with trio.fail_after(300):
         tokens = [drawn.token async for drawn in session.generate(PROMPT, count)]
-    assert session.is_complete == (count >= grammar.length)
+    assert session.drawing.is_complete == (count >= grammar.length)
     session.close()
     assert grammar.closed >= 1
     return tokens

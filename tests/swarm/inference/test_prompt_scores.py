@@ -27,7 +27,7 @@ async def answer(session: Any, count: int = 8) -> list[int]:
     with trio.fail_after(600):
         async for drawn in session.generate(PROMPT, count):
             said.append(drawn.token)
-            assert session.scores.is_complete and session.scores.of(session.tokens) == RIGHT
+            assert session.drawing.scores.is_complete and session.drawing.scores.of(session.tokens) == RIGHT
     session.close()
     return said
 
@@ -43,7 +43,7 @@ async def test_scores_come_with_the_first_token(autojump_clock: trio.testing.Moc
         assert {start.sampling.counted_from for start in scene.begun} == {len(PROMPT)}
         plain = scene.session(Sampling(logprobs=2))
         async for _ in plain.generate(PROMPT, 1):
-            assert plain.scores.is_complete and scene.begun[-1].names
+            assert plain.drawing.scores.is_complete and scene.begun[-1].names
         plain.close()
         nursery.cancel_scope.cancel()
 

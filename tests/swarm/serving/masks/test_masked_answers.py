@@ -74,7 +74,7 @@ class Answer:
 
     @property
     def is_whole(self) -> bool:
-        return self.session.is_complete or self.tokens[-1:] == [END]
+        return self.session.drawing.is_complete or self.tokens[-1:] == [END]
 
     @property
     def value(self) -> Any:
@@ -137,7 +137,7 @@ async def test_a_server_that_is_killed_costs_no_token(tmp_path: Path, place: int
 
         await struck.run({30: kill})
         assert struck.tokens == calm.tokens and len(calm.tokens) == 62
-        assert struck.session.is_complete and struck.session.failovers >= 1
+        assert struck.session.drawing.is_complete and struck.session.failovers >= 1
 
 
 async def test_the_processes_of_grammars_may_die(swarms: dict[str, ServingSwarm]) -> None:

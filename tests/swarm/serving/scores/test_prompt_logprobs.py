@@ -27,7 +27,7 @@ async def scored(model: ModelClient, session: RemoteSession, prompt: list[int]) 
     with trio.fail_after(300):
         (drawn,) = [drawn async for drawn in session.generate(prompt, 1)]
     session.close()
-    first, *found = session.scores.of(prompt)
+    first, *found = session.drawing.scores.of(prompt)
     assert (first.token, first.logprob, len(found)) == (prompt[0], None, len(prompt) - 1)
     if not found:
         return drawn.token
@@ -58,7 +58,7 @@ async def test_every_position_is_scored_as_transformers_does(tmp_path: Path, ser
 async def test_a_server_that_is_killed_midway_costs_no_position(tmp_path: Path, place: int) -> None:
     async with open_serving(tmp_path, s0="0:3", s1="3:6", s2="0:3", s3="3:6") as swarm, swarm.client() as model:
         session = model.session(Sampling(logprobs=COUNT, prompt_logprobs=True))
-        take, came = session.scores.take, list[int]()
+        take, came = session.drawing.scores.take, list[int]()
 
         def seen(message: PromptLogprobs) -> bool:
             if not came:
@@ -66,6 +66,6 @@ async def test_a_server_that_is_killed_midway_costs_no_position(tmp_path: Path, 
             came.append(message.position)
             return take(message)
 
-        session.scores.take = seen  # type: ignore[method-assign]
+        session.drawing.scores.take = seen  # type: ignore[method-assign]
         assert [await scored(model, session, PROMPT)] == reference_tokens(PROMPT, 1)
         assert came[0] == 1 and (session.failovers >= 1 or place == 0)
