@@ -41,6 +41,7 @@ _PRELOADED: Final = (
     "swarm.coordinator.coordinated_group",
     "swarm.coordinator.create_run",
     "swarm.training.peer",
+    "torch.fx.experimental.symbolic_shapes",  # with sympy, by the first gradient that a stage is given
 )
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _CLONE_NEWNET: Final = 0x40000000
