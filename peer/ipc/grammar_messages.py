@@ -19,13 +19,27 @@ MASK_BYTES_MAX: Final = 62 << 10
 """With what compression may add, one small message of a flow."""
 
 
+class CallsGrammar(msgspec.Struct, frozen=True):
+    """The form of calls of functions: each is a mark, JSON that a schema describes, and a text after."""
+
+    schema: str
+    """The JSON text of the schema, an object."""
+    mark: str = ""
+    mark_id: int | None = None
+    """A special token that stands before the mark."""
+    close: str = ""
+    separator: str | None = None
+    """The text between two calls; None where there is one alone."""
+
+
 class Grammar(msgspec.Struct, frozen=True):
-    """The form of an answer: a text before, JSON that a schema describes, and a text after."""
+    """The form of an answer: a text before, JSON that a schema describes, and a text after; or calls in its place."""
 
     schema: str
     """The JSON text of the schema, an object."""
     prefix: str = ""
     suffix: str = ""
+    calls: CallsGrammar | None = None
 
 
 ANY_OBJECT: Final = Grammar('{"type":"object"}')

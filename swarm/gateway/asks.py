@@ -152,8 +152,8 @@ def read_chat(body: bytes) -> GenerationAsk:
         messages.append(_message(index, message, called, inside))
     ask = ask_of(read, read.max_completion_tokens or read.max_tokens, read.top_logprobs if read.logprobs else None)
     variables = read_variables(read.reasoning_effort, read.chat_template_kwargs)
-    offered = offering(ask, tools)
-    return replace(offered, messages=tuple(messages), ignored=(*ignored, *inside), variables=variables)
+    ignored = (*ignored, *inside)
+    return replace(ask, messages=tuple(messages), tools=tools, ignored=ignored, variables=variables)
 
 
 def read_completion(body: bytes) -> GenerationAsk:
@@ -248,14 +248,6 @@ def ask_of(
         grammar=read_format(body.response_format, format_field),
         format_field=format_field,
     )
-
-
-def offering(ask: GenerationAsk, tools: Tools | None) -> GenerationAsk:
-    """Return the same with what the model may call. Raises ApiError where its answer must follow a grammar."""
-    if tools is not None and ask.grammar is not None:
-        name = ask.format_field
-        raise _wrong(name, f"{name} allows no call of tools: send it without them, or tool_choice none")
-    return replace(ask, tools=tools)
 
 
 def _biases(given: dict[str, float]) -> tuple[TokenBias, ...]:

@@ -16,7 +16,7 @@ from peer.ipc.sampling_options import SEED_MAX
 from swarm.gateway.answer import AnswerPart, TextAnswer, end_session, prompt_then_answer
 from swarm.gateway.asks import CHAT_TOKENS, GenerationAsk, Prompt
 from swarm.gateway.errors import ApiError, as_api_error
-from swarm.gateway.forced_calls import ForcedCalls, forced_calls
+from swarm.gateway.forced_calls import ForcedCalls, forced_calls, with_calls
 from swarm.gateway.reading.call_formats import CallFormat
 from swarm.gateway.reading.thinking import ThinkingFormat, ThoughtStream
 from swarm.gateway.reading.tool_calls import CallStream
@@ -142,7 +142,8 @@ class Answers:
         tools = self._ask.tools
         if self._form.calls is None or tools is None:
             return None
-        stream = CallStream(self._form.calls, tools.parameters, tools.is_parallel)
+        is_exclusive = self._ask.grammar is not None  # which has calls, or JSON whose texts may look like one
+        stream = CallStream(self._form.calls, tools.parameters, tools.is_parallel, is_exclusive)
         if self._form.forced is not None:
             stream.push(self._form.forced.begin)
         return stream
@@ -174,8 +175,12 @@ async def prepare(model: ModelClient, template: ChatTemplate, ask: GenerationAsk
         try:
             calls = template.form if ask.tools else None
             tools = ask.tools.given if ask.tools else ()
-            if calls is not None and ask.tools is not None and ask.tools.forced:
-                forced = forced_calls(calls, ask.tools)
+            if calls is not None and ask.tools is not None:
+                if ask.tools.forced:
+                    forced = forced_calls(calls, ask.tools)
+                elif ask.grammar is not None:
+                    both = await with_calls(ask.grammar, calls, ask.tools, model.text, ask.format_field)
+                    ask = dataclasses.replace(ask, grammar=both)
             variables, unread = ask.variables.read_by(template.names)
             ask = dataclasses.replace(ask, ignored=(*ask.ignored, *unread))
             prompt = await template.render(ask.messages, tools, variables)

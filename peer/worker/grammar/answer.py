@@ -15,6 +15,7 @@ import msgspec
 from peer.errors import ConfigError
 from peer.ipc.grammar_messages import (
     BeginGrammar,
+    CallsGrammar,
     ContinueGrammar,
     Grammar,
     GrammarBounds,
@@ -111,17 +112,11 @@ def compile_grammar(grammar: Grammar, vocabulary: Any) -> Any:
     """Return an `LLMatcher` at the beginning of a grammar. Raises ConfigError."""
     from llguidance import LLMatcher, LLParserLimits
 
-    try:
-        schema = json.loads(grammar.schema)
-        if not isinstance(schema, dict):
-            raise ConfigError("the schema is no JSON object: send one")
-        text = json.dumps({**schema, "x-guidance": OPTIONS}, ensure_ascii=False)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(_sentence(str(error))) from error
-    if grammar.prefix or grammar.suffix:
-        parts = [json.dumps(grammar.prefix)] * bool(grammar.prefix) + ["body"]
-        parts += [json.dumps(grammar.suffix)] * bool(grammar.suffix)
-        source = LLMatcher.grammar_from_lark(f"start: {' '.join(parts)}\nbody: %json {text}")
+    text, calls = _guided(grammar.schema), grammar.calls
+    if grammar.prefix or grammar.suffix or calls is not None:
+        whole = _sequence(grammar.prefix, "body", grammar.suffix)
+        rules = [f"start: {whole}" + ("" if calls is None else " | calls"), f"body: %json {text}"]
+        source = LLMatcher.grammar_from_lark("\n".join(rules + ([] if calls is None else _calls_rules(calls))))
     else:
         source = LLMatcher.grammar_from_json_schema(text)
     limits = LLParserLimits(max_lexer_states=LEXER_STATES_MAX, verbose_errors=False)
@@ -129,6 +124,32 @@ def compile_grammar(grammar: Grammar, vocabulary: Any) -> Any:
     if matcher.is_error():
         raise ConfigError(_sentence(matcher.get_error()))
     return matcher
+
+
+def _calls_rules(calls: CallsGrammar) -> list[str]:
+    mark = "" if calls.mark_id is None else f"<[{calls.mark_id}]> "
+    more = "" if calls.separator is None else f" ({_sequence(calls.separator, 'call', '')})*"
+    return [
+        f"calls: call{more}",
+        f"call: {mark}{_sequence(calls.mark, 'written', calls.close)}",
+        f"written: %json {_guided(calls.schema)}",
+    ]
+
+
+def _sequence(before: str, rule: str, after: str) -> str:
+    """Return a rule between two texts, as Lark writes it: an empty one is none."""
+    return " ".join([*([json.dumps(before)] if before else []), rule, *([json.dumps(after)] if after else [])])
+
+
+def _guided(schema: str) -> str:
+    """Return the JSON of a schema with what llguidance is to know. Raises ConfigError."""
+    try:
+        read = json.loads(schema)
+        if not isinstance(read, dict):
+            raise ConfigError("the schema is no JSON object: send one")
+        return json.dumps({**read, "x-guidance": OPTIONS}, ensure_ascii=False)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(_sentence(str(error))) from error
 
 
 def _sentence(error: str) -> str:

@@ -17,6 +17,7 @@ from peer.ipc.grammar_messages import (
     MASK_BYTES_MAX,
     SCHEMA_CHARS_MAX,
     BeginGrammar,
+    CallsGrammar,
     ContinueGrammar,
     Grammar,
     GrammarBounds,
@@ -100,13 +101,17 @@ class ModelGrammars:
     def begin(self, grammar: Grammar, ends: Sequence[int]) -> AnswerGrammar:
         """Return the grammar of a new answer. `ends`: tokens that end it. Raises GrammarRefused for one that is too
         long."""
-        if len(grammar.schema) > SCHEMA_CHARS_MAX:
+        calls = grammar.calls or CallsGrammar("")
+        size = len(grammar.schema) + len(calls.schema)
+        if size > SCHEMA_CHARS_MAX:
+            of_calls = "" if grammar.calls is None else " with that of the calls"
             raise GrammarRefused(
-                f"the schema has {len(grammar.schema)} characters, more than {SCHEMA_CHARS_MAX}: send a shorter one"
+                f"the schema has {size} characters{of_calls}, more than {SCHEMA_CHARS_MAX}: send a shorter one"
             )
         if self.mask_bytes > MASK_BYTES_MAX:
             raise GrammarRefused(f"the vocabulary has more than {8 * MASK_BYTES_MAX} tokens: ask for text of any form")
-        if max(len(grammar.prefix), len(grammar.suffix)) > AFFIX_CHARS_MAX:
+        affixes = grammar.prefix, grammar.suffix, calls.mark, calls.close, calls.separator or ""
+        if max(map(len, affixes)) > AFFIX_CHARS_MAX:
             raise GrammarRefused(f"a text around the JSON has more than {AFFIX_CHARS_MAX} characters: shorten it")
         return AnswerGrammar(self, grammar, ends)
 

@@ -77,11 +77,15 @@ class _Opened:
 class CallStream:
     """Finds the calls in one answer."""
 
-    def __init__(self, form: CallFormat, schemas: Schemas, is_parallel: bool = True) -> None:
-        """`schemas`: of the functions that were offered. `is_parallel`: whether there may be several calls."""
+    def __init__(
+        self, form: CallFormat, schemas: Schemas, is_parallel: bool = True, is_exclusive: bool = False
+    ) -> None:
+        """`schemas`: of the functions that were offered. `is_parallel`: whether there may be several calls.
+        `is_exclusive`: whether there are none behind text."""
         self.count = 0
         """How many calls there were."""
         self._form, self._schemas, self._is_parallel = form, schemas, is_parallel
+        self._is_exclusive = is_exclusive
         self._signs = frozenset((*form.marks, *form.inner, *form.closes))
         self._text = ""  # what is not told yet
         self._begun: _Begun | None = None
@@ -163,6 +167,8 @@ class CallStream:
         if not places:
             return None
         at, size = min(places)
+        if self._is_exclusive and (not self._is_bare or self._text[:at].strip()):
+            return None
         return _Begun(at, -size)
 
     def _passed_close(self, whole: bool) -> bool:

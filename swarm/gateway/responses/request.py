@@ -19,7 +19,6 @@ from swarm.gateway.asks import (
     GenerationAsk,
     GenerationBody,
     ask_of,
-    offering,
     read_object,
     read_parameters,
     read_text,
@@ -90,7 +89,8 @@ def read_response(body: bytes) -> GenerationAsk:
     if read.reasoning.effort is not None:
         repeated["reasoning"] = {"effort": read.reasoning.effort, "summary": None}
     return replace(
-        offering(ask_of(read, read.max_output_tokens, logprobs, format_field), tools),
+        ask_of(read, read.max_output_tokens, logprobs, format_field),
+        tools=tools,
         messages=tuple(_instructed(messages.written, read.instructions)),
         ignored=(*more, *ignored, *beside, *messages.ignored, *(("store",) if read.store else ())),
         variables=read_variables(read.reasoning.effort, read.chat_template_kwargs, "reasoning.effort"),

@@ -8,11 +8,16 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator as Checker
 
+from peer.errors import ConfigError
+from peer.ipc.grammar_messages import Grammar
+from peer.worker.grammar.answer import AnswerMatcher, compile_grammar
+from peer.worker.grammar.vocabulary import read_vocabulary
+from peer.worker.text_client import ModelText
 from swarm.gateway.asks import read_chat
 from swarm.gateway.errors import ApiError
-from swarm.gateway.forced_calls import forced_calls
+from swarm.gateway.forced_calls import forced_calls, with_calls
 from swarm.gateway.reading.call_formats import FORMATS
-from swarm.gateway.reading.tool_calls import CallStream
+from swarm.gateway.reading.tool_calls import CallStream, FoundPart
 from swarm.gateway.tools import Tools
 from tests.swarm.gateway.served_model import NAME
 
@@ -73,6 +78,71 @@ def test_a_form_that_is_no_json_cannot_be_forced(form: str) -> None:
     with pytest.raises(ApiError, match=f"in the form {form}, which is no JSON .*: send tool_choice auto") as refused:
         forced_calls(FORMATS[form], tools("plant"))
     assert (refused.value.code, refused.value.param) == ("unsupported_parameter", "tool_choice")
+
+
+SPECIAL_ID = 300
+
+
+class Words(ModelText):
+    """A tokenizer of bytes that has one special token."""
+
+    def __init__(self, special: str) -> None:
+        super().__init__()
+        self.special, self._text = frozenset([SPECIAL_ID]), special
+
+    async def encode(self, text: str, *, special: bool) -> list[int]:
+        return [SPECIAL_ID] if text == self._text else await super().encode(text, special=special)
+
+
+CALL = '{"name": "plant", "%s": {"kind": "ash"}}'
+FORMAT = Grammar('{"type": "object", "properties": {"a": {"type": "string"}}, "additionalProperties": false}')
+
+
+@pytest.mark.parametrize(
+    ("form", "special", "calls"),
+    [
+        ("hermes", "", ["<tool_call>\n", CALL % "arguments", "\n</tool_call>\n<tool_call>\n", CALL % "arguments"]),
+        ("hermes", "<tool_call>", [SPECIAL_ID, "\n", CALL % "arguments", "\n</tool_call>"]),
+        ("mistral", "[TOOL_CALLS]", [SPECIAL_ID, "[", CALL % "arguments", ",", CALL % "arguments", "]"]),
+        ("mistral", "", ["[TOOL_CALLS][", CALL % "arguments", "]"]),
+        ("llama3_json", "<|python_tag|>", [CALL % "parameters", ";", CALL % "parameters"]),
+    ],
+)
+async def test_an_answer_has_the_format_or_calls(form: str, special: str, calls: list[str | int]) -> None:
+    """By the compiled grammar: each token is allowed, and the calls are read from what was written."""
+    both = await with_calls(FORMAT, FORMATS[form], tools(), Words(special), "response_format")
+    vocabulary = read_vocabulary("", SPECIAL_ID + 1)
+    for parts in (calls, ['{"a": "<tool_call>"}']):
+        matcher = AnswerMatcher(compile_grammar(both, vocabulary), [], SPECIAL_ID + 1)
+        stream, found = CallStream(FORMATS[form], SCHEMAS, is_exclusive=True), list[FoundPart]()
+        for part in parts:
+            matcher.take([part] if isinstance(part, int) else list(part.encode()))
+            found += stream.push(special if isinstance(part, int) else part, not isinstance(part, int))
+        found += stream.finish()
+        names = [piece.name for one in found for piece in one.calls if piece.is_first]
+        text = "".join(one.text for one in found).strip()
+        whole = "".join(part for part in parts if isinstance(part, str))
+        assert (names, text) == ((["plant"] * whole.count("name"), "") if parts is calls else ([], whole))
+        matcher.mask()
+    wrong = AnswerMatcher(compile_grammar(both, vocabulary), [], SPECIAL_ID + 1)
+    with pytest.raises(ConfigError):
+        wrong.take(list(b'{"b"'))
+
+
+async def test_text_that_looks_like_a_call_stays_in_the_json() -> None:
+    written = '{"a": "<tool_call>{\\"name\\": 1}", "b": "<tool_call>' + CALL % "arguments" + '"}'
+    for size in (1, 7, len(written)):
+        stream = CallStream(FORMATS["hermes"], SCHEMAS, is_exclusive=True)
+        parts = [part for at in range(0, len(written), size) for part in stream.push(written[at : at + size])]
+        parts += stream.finish()
+        assert "".join(part.text for part in parts) == written and not any(part.calls for part in parts)
+
+
+@pytest.mark.parametrize("form", ["pythonic", "qwen3_coder"])
+async def test_calls_that_are_no_json_are_refused_beside_a_format(form: str) -> None:
+    with pytest.raises(ApiError, match=f"in the form {form}, which is none: .* tool_choice none") as refused:
+        await with_calls(FORMAT, FORMATS[form], tools(), ModelText(), "text.format")
+    assert refused.value.param == "text.format"
 
 
 def test_choices_name_what_they_force() -> None:

@@ -51,16 +51,6 @@ def test_both_kinds_of_requests_have_a_format() -> None:
     assert schema_grammar({"type": "null"}, "<a>", "</a>") == Grammar('{"type":"null"}', "<a>", "</a>")
 
 
-def test_a_format_with_tools_is_refused() -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
-    body = {**ASK, "response_format": FORMAT, "tools": tools}
-    with pytest.raises(ApiError, match="tool_choice none") as refused:
-        read_chat(json.dumps(body).encode())
-    assert refused.value.param == "response_format"
-    assert read_chat(json.dumps({**body, "tool_choice": "none"}).encode()).grammar is not None
-    assert read_chat(json.dumps({**body, "response_format": {"type": "text"}}).encode()).grammar is None
-
-
 @pytest.mark.parametrize(
     "given",
     [
@@ -163,6 +153,23 @@ def test_a_random_model_calls_what_it_must(client: openai.OpenAI) -> None:
     assert streamed == texts[0] and not any(delta.content for delta in deltas)
     for choice in client.chat.completions.create(**asked, tool_choice=BY_NAME, n=2).choices:
         assert [call.function.name for call in choice.message.tool_calls or () if call.type == "function"] == ["plant"]
+
+
+@pytest.mark.process
+def test_a_random_model_writes_the_format_or_calls(client: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {**ASK, "tools": TOOLS, "response_format": FORMAT, "temperature": 1.0}
+    found = client.chat.completions.create(**asked, parallel_tool_calls=False, n=8, seed=2)
+    for choice in found.choices:
+        if choice.finish_reason == "tool_calls":
+            (call,) = choice.message.tool_calls or []
+            assert call.type == "function" and choice.message.content is None
+            Checker(SCHEMAS[call.function.name]).validate(json.loads(call.function.arguments))
+        else:
+            assert choice.finish_reason == "stop" and choice.message.tool_calls is None
+            Checker(SCHEMA).validate(json.loads(choice.message.content or ""))
+    assert len({choice.finish_reason for choice in found.choices}) == 2
+    forced = client.chat.completions.create(**asked, tool_choice=BY_NAME, seed=2).choices[0]
+    assert forced.finish_reason == "tool_calls"
 
 
 @pytest.mark.process
