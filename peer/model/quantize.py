@@ -9,8 +9,10 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from typing import Any, Final
+from unittest.mock import patch
 
 import msgspec
 import torch
@@ -155,6 +157,14 @@ def bitsandbytes(wanted_by: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns on every machine without a GPU
-            return importlib.import_module("bitsandbytes")
+            with patch("torch.compile", partial(_compiled_when_called, torch.compile)):
+                return importlib.import_module("bitsandbytes")
     except ImportError:
         raise ConfigError(f"{wanted_by} needs bitsandbytes: pip install bitsandbytes") from None
+
+
+def _compiled_when_called(compile: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+    """Compile a function at its first call. bitsandbytes compiles what it has for machines without kernels as it is
+    imported: most never call that, and the compiler's own import takes over 2 s of a processor."""
+    compiled = cache(lambda: compile(function, **options))
+    return lambda *arguments, **named: compiled()(*arguments, **named)

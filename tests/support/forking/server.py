@@ -38,8 +38,11 @@ _PRELOADED: Final = (
     "peer.worker.main",
     "peer.worker.stage_worker",
     "peer.worker.train_worker",
+    "numpy.random",
     "swarm.coordinator.coordinated_group",
+    "swarm.coordinator.coordinator",
     "swarm.coordinator.create_run",
+    "swarm.serving.peer",
     "swarm.training.peer",
     "torch.fx.experimental.symbolic_shapes",  # with sympy, by the first gradient that a stage is given
 )

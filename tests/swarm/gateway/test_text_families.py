@@ -16,8 +16,8 @@ from swarm.gateway.template import ChatMessage, open_template
 from swarm.inference.decoding import TextStream
 from tests.swarm.gateway.text_families import FAMILIES, TEMPLATES, TextFamily, lines
 
-LINES = 150  # `make soak` reads 4,000
-BATCH = 50
+LINES = 60  # `make soak` reads 4,000
+BATCH = 30
 TALKS = [
     [ChatMessage("user", "Is 2 < 3?")],
     [ChatMessage("system", "Be brief.\n"), ChatMessage("user", " schöne Grüße 🙂 ")],

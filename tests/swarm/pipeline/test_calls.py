@@ -67,17 +67,17 @@ async def gradient_of(stages: list[list[Replica]]) -> tuple[torch.Tensor, list[i
 
 
 async def test_gradients_equal_the_whole_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three stages with 1, 2 and 2 replicas. fp32 exactly, then coded activations: the mean error of a sum of 20."""
+    """Three stages with 1, 2 and 2 replicas. fp32 exactly, then coded activations: the mean error of a sum of 10."""
     without_haste(monkeypatch)
     async with open_replicas(tmp_path, [1, 2, 2]) as stages:
         for turn, (activations, bound) in enumerate((("none", 1e-5), ("fp16", 1e-3), ("int8", 0.05), ("int4", 0.6))):
-            mine = spans(20 * turn, 20)
+            mine = spans(10 * turn, 10)
             loss, gradient = whole_gradient(MODEL, init_flat(MODEL, seed=0), [tokens_of(span) for span in mine])
             async with serving(stages, rules_of(3, activations=activations)):
                 total = await dispatch_all(stages[0][0], mine)
                 measured, counted = await gradient_of(stages)
-                assert counted == [20, 20, 20]
-                assert total / (20 * MICRO * SEQ) == pytest.approx(loss, rel=max(bound, 1e-5))
+                assert counted == [10, 10, 10]
+                assert total / (10 * MICRO * SEQ) == pytest.approx(loss, rel=max(bound, 1e-5))
                 assert relative(measured, gradient) < bound, activations
                 assert all(replica.server.accounting.counted for replicas in stages for replica in replicas)
                 held_out = tokens_of((7, 9))

@@ -24,7 +24,7 @@ pytestmark = [
     pytest.mark.process,
     pytest.mark.skipif(sys.platform != "linux", reason="worker processes are supervised through Linux's /proc"),
 ]
-STEPS = 5
+STEPS = 4
 
 
 @pytest.mark.parametrize(

@@ -112,7 +112,7 @@ def micro_batches(ranges: tuple[Range, ...]) -> list[Range]:
     return [(at, at + MICRO) for first, end in ranges for at in range(first, end, MICRO)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_nothing_is_lost_silently(data: st.DataObject) -> None:
     """Three stages; in each, replicas lose what they have counted, claim what others have, and what is lost may be

@@ -306,7 +306,7 @@ async def test_honest_members_go_on_with_the_same_bits(tmp_path: Path, attack: A
     async with hostile_scene(tmp_path) as scene:
         await scene.rounds(1)
         attack(scene)
-        await scene.rounds(4)
+        await scene.rounds(3)
         assert all(replica.head.round < 10**6 for replica in scene.honest)
         one, other = scene.honest[:2]
         if one.head == other.head:

@@ -80,7 +80,7 @@ _MEAN = list[tuple[float, float]]()
 """The losses with the mean: without a liar, and with one."""
 
 
-@pytest.mark.parametrize("merge", ["median", "trimmed_mean", "flag"])
+@pytest.mark.parametrize("merge", ["median", pytest.param("trimmed_mean", marks=pytest.mark.soak), "flag"])
 async def test_a_liar_within_the_gate_pulls_the_mean_and_not_the_rule(tmp_path: Path, merge: Any) -> None:
     kept, kept_there = await losses(tmp_path / "robust", build_rule(DilocoConfig(steps=4, merge=merge)), liars=1)
     if not _MEAN:  # the same for every rule

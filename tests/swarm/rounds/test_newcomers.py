@@ -50,7 +50,7 @@ async def test_a_newcomer_becomes_a_learner_and_then_a_member(tmp_path: Path) ->
         assert late.seen("state_fetched")
 
 
-@pytest.mark.parametrize("members", [2, 3])
+@pytest.mark.parametrize("members", [2, pytest.param(3, marks=pytest.mark.soak)])
 async def test_a_newcomer_follows_rounds_of_50_ms_and_becomes_a_member(tmp_path: Path, members: int) -> None:
     """What it needs for one round is less than that, but more than none: it is always a moment behind."""
     async with open_driven_group(tmp_path, GroupSetting(min_peers=members, work_s=0.05)) as group:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from safetensors.torch import load_file
 from peer.config import Quantization
 from peer.errors import ConfigError
 from peer.identity import Identity
+from peer.model.quantize import bitsandbytes
 from swarm.parts.weights import part_bytes, part_spans
 from swarm.run.features import QUANTIZED
 from swarm.run.home import Home
@@ -69,6 +72,29 @@ def check_parts(swarm: ServingSwarm, quantization: Quantization) -> None:
         assert len(files) == (1 if number < 3 else 3)
         assert len({path.read_bytes() for path in files}) == 1
         assert sum(value.nbytes for value in load_file(files[0]).values()) == part_bytes(manifest, span)
+
+
+def test_what_bitsandbytes_compiles_is_compiled_when_it_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each server of codes imports torch's compiler as it starts, for functions that most never call."""
+    (tmp_path / "bitsandbytes.py").write_text(
+        "import torch\ndef double(x):\n    return 2 * x\ncompiled = torch.compile(double, dynamic=False)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # so that what is there now is put back
+    del sys.modules["bitsandbytes"]
+    made = list[dict[str, Any]]()
+
+    def compiler(function: Any, **options: Any) -> Any:
+        made.append(options)
+        return function
+
+    monkeypatch.setattr(torch, "compile", compiler)
+    library = bitsandbytes("a test")
+    assert not made and torch.compile is compiler
+    assert [library.compiled(2), library.compiled(x=3)] == [4, 6]
+    assert made == [{"dynamic": False}], "once"
 
 
 def test_a_quantization_is_for_a_model_that_is_founded(tmp_path: Path) -> None:

@@ -48,46 +48,33 @@ async def struck(
     return victim, tokens
 
 
-async def test_twenty_answers_while_the_run_goes_on_are_those_of_the_exports_of_their_commits(tmp_path: Path) -> None:
-    """Of three rounds at least, by two clients at once; none fails."""
-    async with open_swarm(tmp_path, steps=60) as swarm:
-        trainers = [swarm.join(f"p{i}") for i in range(2)]
-        await swarm.committed(1, *trainers)
+async def test_answers_while_the_run_goes_on_are_those_of_the_exports_of_their_commits(tmp_path: Path) -> None:
+    """Of two rounds at least, by two clients at once; none fails. A talk goes on with the newest commit: between two of
+    its answers the server ends it, and its whole text is then computed with another commit."""
+    async with open_swarm(tmp_path, steps=60, min_peers=1) as swarm:
+        trainer = swarm.join("trainer")
+        await swarm.committed(1, trainer)
         server = serve(swarm, "server")
-        await server.wait_for("commit_served")
+        first = (await server.wait_for("commit_served")).fields["round"]
         answers, exports = list[Answer](), dict[int, Path]()
         invite = Invite.parse(swarm.invite.read_text())
 
         async def client() -> None:
-            while len(answers) < 20 or len({one.round for one in answers} & exports.keys()) < 3:
+            while len(answers) < 6 or len({one.round for one in answers} & exports.keys()) < 2:
                 answers.append(await ask(model, 65 + len(answers) % 3))
 
-        async with trio.open_nursery() as exporting:
-            exporting.start_soon(export_each, invite, trainers[0], tmp_path, exports)
-            async with open_model(invite) as model, trio.open_nursery() as clients:
-                for _ in range(2):
-                    clients.start_soon(client)
-            exporting.cancel_scope.cancel()
-        assert {one.round for one in answers} <= {fact.fields["round"] for fact in server.all("commit_served")}
-        assert not server.all("commit_unserved")
-        swarm.check_agreement()
-    checked, wrong = compared(answers, exports)
-    assert checked >= 3 and wrong == 0
-
-
-async def test_a_talk_goes_on_with_the_newest_commit_and_nothing_is_left_of_older_ones(tmp_path: Path) -> None:
-    """Between two answers of a session the server ends it; its whole text is then computed with another commit."""
-    async with open_swarm(tmp_path) as swarm:
-        trainers = [swarm.join(f"p{i}") for i in range(2)]
-        await swarm.committed(1, *trainers)
-        server = serve(swarm, "server")
-        first = (await server.wait_for("commit_served")).fields["round"]
-        async with open_model(Invite.parse(swarm.invite.read_text())) as model:
+        async with open_model(invite) as model:
             session = model.session(Sampling())
             try:
                 before = [drawn.token async for drawn in session.generate(PROMPT, COUNT)]
                 assert session.commit is not None and session.commit.round >= first
                 answered_by = session.commit.round
+                async with trio.open_nursery() as exporting:
+                    exporting.start_soon(export_each, invite, trainer, tmp_path, exports)
+                    async with trio.open_nursery() as clients:
+                        for _ in range(2):
+                            clients.start_soon(client)
+                    exporting.cancel_scope.cancel()
                 for _ in range(2):  # there is room for two: the one that answered has ended
                     await server.wait_for("commit_served", since=server.mark())
                 after = [drawn.token async for drawn in session.generate(PROMPT, COUNT)]
@@ -97,6 +84,10 @@ async def test_a_talk_goes_on_with_the_newest_commit_and_nothing_is_left_of_olde
         assert len(before) == len(after) == COUNT and len(session.tokens) == 2 * (len(PROMPT) + COUNT)
         folders = [path for path in (server.home / "commits").iterdir() if path.is_dir()]
         assert 1 <= len(folders) <= 3, "two that are served, and one that is being written"
+        assert {one.round for one in answers} <= {fact.fields["round"] for fact in server.all("commit_served")}
+        assert not server.all("commit_unserved")
+    checked, wrong = compared(answers, exports)
+    assert checked >= 2 and wrong == 0
 
 
 async def test_an_answer_is_that_of_the_export_of_its_commit(tmp_path: Path) -> None:

@@ -84,12 +84,12 @@ async def test_two_servers_say_what_transformers_says(swarm: ServingSwarm) -> No
     """Alone and eight at once, after short and long prompts, and over several turns."""
     prompts = [[5], PROMPT, [(7 * i) % 300 for i in range(2000)], *([i, i + 1] for i in range(5))]
     async with swarm.client() as model:
-        wanted = [reference_tokens(prompt, 48) for prompt in prompts]
-        assert [await ask(model, prompt, 48) for prompt in prompts[:3]] == wanted[:3]
+        wanted = [reference_tokens(prompt, 24) for prompt in prompts]
+        assert [await ask(model, prompt, 24) for prompt in prompts[:3]] == wanted[:3]
         said: dict[int, list[int]] = {}
 
         async def one(index: int) -> None:
-            said[index] = await ask(model, prompts[index], 48)
+            said[index] = await ask(model, prompts[index], 24)
 
         async with trio.open_nursery() as nursery:
             for index in range(len(prompts)):
@@ -163,7 +163,7 @@ async def test_a_dead_or_frozen_server_is_replaced(tmp_path: Path, struck: list[
     """The answer goes on with the tokens of the undisturbed run, whichever server is struck, and how."""
     spans = {"a0": "0:2", "b0": "2:4", "c0": "4:6"}
     async with open_serving(tmp_path, **spans) as swarm, swarm.client() as model:
-        undisturbed = await ask(model, PROMPT, 400, WARM)
+        undisturbed = await ask(model, PROMPT, 120, WARM)
         numbers = count(1)
         for where, how in struck:
             for name, blocks in spans.items():  # a spare for each
@@ -182,7 +182,7 @@ async def test_a_dead_or_frozen_server_is_replaced(tmp_path: Path, struck: list[
                     hit.append(server)
                     server.process.send_signal(how)
 
-            said = await say(session, PROMPT, 400, {100: strike})
+            said = await say(session, PROMPT, 120, {20: strike})
             assert said == undisturbed, f"{where} struck by {how}"
             assert session.failovers >= 1
             session.close()
@@ -236,12 +236,12 @@ async def drawn(session: RemoteSession, tokens: int) -> Any:
 async def test_a_server_that_leaves_is_replaced_first(tmp_path: Path) -> None:
     async with open_serving(tmp_path, s0="0:6", s1="0:6") as swarm, swarm.client() as model:
         session = model.session(WARM)
-        wanted = await ask(model, PROMPT, 600, WARM)
+        wanted = await ask(model, PROMPT, 200, WARM)
 
         def interrupt() -> None:
             swarm.servers[swarm.name_of(model, session.route[0].peer)].interrupt()
 
-        assert await say(session, PROMPT, 600, {50: interrupt}) == wanted
+        assert await say(session, PROMPT, 200, {20: interrupt}) == wanted
         session.close()
         left = [server for server in swarm.servers.values() if not server.alive]
         for server in left:

@@ -115,11 +115,11 @@ async def test_a_seed_draws_the_same_answer_from_one_server_and_from_two(swarms:
     said = list[list[int]]()
     for swarm in swarms.values():
         async with swarm.client() as model:
-            for seed in range(4):
+            for seed in range(2):
                 answer = Answer(model, SCHEMAS["nested"], seed)
                 await answer.run()
                 said.append(answer.tokens)
-    assert said[:4] == said[4:] and len({tuple(tokens) for tokens in said}) == 4
+    assert said[:2] == said[2:] and said[0] != said[1]
 
 
 LETTERS = {"type": "string", "pattern": "^[a-z]{60}$"}
