@@ -20,4 +20,4 @@ def scene(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
 
 @pytest.mark.parametrize("flood", FLOODS)
 def test_a_flood_takes_no_call_and_keeps_no_memory(scene: Scene, flood: str) -> None:
-    endure(scene, flood, flood_s=2.0)
+    endure(scene, flood, flood_s=0.5)
