@@ -54,7 +54,7 @@ def is_of(name: str) -> Callable[[dict[str, Any]], bool]:
 async def test_training_and_joining_without_a_coordinator(tmp_path: Path) -> None:
     """In a closed run: a member prints the invite that a newcomer comes by."""
     async with open_swarm(tmp_path, min_peers=3, run=CLOSED) as swarm:
-        p0, p1, p2 = (swarm.join(f"p{i}", "--upload-limit", "0.2") for i in range(3))
+        p0, p1, p2 = (swarm.join(f"p{i}") for i in range(3))
         await swarm.committed(1)
         for peer in (p0, p2):
             await peer.until(lambda peer=peer: len(cached_addresses(peer)) >= 3, "cache of the others' addresses")  # type: ignore[misc]
