@@ -1,4 +1,4 @@
-"""`peer` whose quickstart trains for a quarter of the steps, of half the size; all else is as a user has it (`make soak`
+"""`peer` whose quickstart trains for a quarter of the steps, half as large; all else is as a user has it (`make soak`
 trains more)."""
 
 from __future__ import annotations
