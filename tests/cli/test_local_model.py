@@ -125,7 +125,7 @@ def test_an_answer_outlives_its_worker_and_ends_in_one_sentence_with_its_server(
     words = ["generate", "--model", str(folder), PROMPT, "--threads", "1"]
     told = list[list[int]]()
     for is_struck in (False, True):
-        with answering(words, 1200) as (process, server):
+        with answering(words, 400) as (process, server):
             if is_struck:
                 replace_slowly(server)
                 assert process.poll() is None, "the answer had an end to wait for"
@@ -133,9 +133,9 @@ def test_an_answer_outlives_its_worker_and_ends_in_one_sentence_with_its_server(
         answer = json.loads(rest.splitlines()[-1])
         assert process.returncode == 0 and answer["failovers"] == 0, said  # the server stays, its worker is another one
         told.append(answer["tokens"])
-    assert told[0] == told[1] and len(told[0]) == 1200
+    assert told[0] == told[1] and len(told[0]) == 400
 
-    with answering(words, 4000) as (process, server):
+    with answering(words, 1000) as (process, server):
         server.kill()
         rest, said = process.communicate()
     assert '"answer"' not in rest and process.returncode == 7

@@ -141,9 +141,9 @@ async def besieged(swarm: LocalSwarm, many: int, clock_off_s: float = 0.0) -> As
     ("many", "is_open"),
     [
         pytest.param(10, False, id="10-closed"),
-        pytest.param(10, True, id="10-open", marks=pytest.mark.soak),
+        pytest.param(10, True, id="10-open"),
         pytest.param(30, False, id="30-closed", marks=pytest.mark.soak),
-        pytest.param(30, True, id="30-open"),
+        pytest.param(30, True, id="30-open", marks=pytest.mark.soak),
     ],
 )
 async def test_ground_identities_hide_no_member(request: pytest.FixtureRequest, many: int, is_open: bool) -> None:

@@ -1,7 +1,8 @@
 """Scripted faults in a swarm of real processes: at most one round lost, and one state hash.
 
-`make test` strikes at three points in one swarm: a member by SIGSTOP, a donor by SIGKILL and a joiner. `make
-soak` strikes at every point in one swarm here, and in tests/soak in all combinations, where it looks at the clock.
+Here at every point in one swarm; in tests/soak in all combinations, where it looks at the clock. `make test` strikes in
+one process: donors in tests/swarm/state/test_state_donors.py, newcomers and members in tests/swarm/rounds; and it kills
+processes in test_quickstart.py and test_coordinator_loss.py.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ OF_MEMBERS = (  # founders of the run, struck one after the other: each when the
     Fault("kill", "after_vote"),
     Fault("kill", "during_checkpoint"),
 )
-FEW = OF_MEMBERS[2:3]
 OF_A_DONOR = Fault("kill", "during_state_transfer")
 OF_A_JOINER = Fault("stop", "during_fetch")
 ENDORSED = 18  # round: a newcomer to an earlier one begins at the first weights, and replays results instead of a fetch
@@ -31,17 +31,15 @@ def test_every_point_has_a_fault() -> None:
     assert {fault.point for fault in (*OF_MEMBERS, OF_A_DONOR, OF_A_JOINER)} == set(ROUND_POINTS)
 
 
+@pytest.mark.soak
 @pytest.mark.process
-@pytest.mark.parametrize(
-    "of_members", [pytest.param(FEW, id="few"), pytest.param(OF_MEMBERS, id="all", marks=pytest.mark.soak)]
-)
-async def test_a_fault_at_any_point_of_the_protocol(tmp_path: Path, of_members: tuple[Fault, ...]) -> None:
-    async with open_swarm(tmp_path, min_peers=3 + len(of_members)) as swarm:
+async def test_a_fault_at_any_point_of_the_protocol(tmp_path: Path) -> None:
+    async with open_swarm(tmp_path, min_peers=3 + len(OF_MEMBERS)) as swarm:
         healthy = [swarm.join("p0"), swarm.join("p1")]
-        scripts = {fault: tmp_path / f"{fault.point}.script" for fault in (*of_members, OF_A_DONOR)}
-        donor, *victims = (swarm.join(fault.point, fault=f"@{scripts[fault]}") for fault in (OF_A_DONOR, *of_members))
+        scripts = {fault: tmp_path / f"{fault.point}.script" for fault in (*OF_MEMBERS, OF_A_DONOR)}
+        donor, *victims = (swarm.join(fault.point, fault=f"@{scripts[fault]}") for fault in (OF_A_DONOR, *OF_MEMBERS))
         await swarm.committed(1, *healthy)
-        for fault, victim in zip(of_members, victims, strict=True):
+        for fault, victim in zip(OF_MEMBERS, victims, strict=True):
             onlooker = Onlooker(swarm, healthy, timed=False)
             scripts[fault].write_text(str(fault))
             await fault.strikes(victim)

@@ -20,8 +20,9 @@ IN_FLIGHT_S = 1.0  # a commit that was certified before a cut may be told after 
 NO_MAJORITY_S = 8.0  # longer than the failure detector takes, and several turns
 
 
+@pytest.mark.soak  # tests/simulation cuts links in all ways
 @pytest.mark.process
-@pytest.mark.parametrize("more", [False, pytest.param(True, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("more", [False, True])
 async def test_partitions_heal_and_make_no_second_history(tmp_path: Path, more: bool) -> None:
     """Two halves; `more`: one peer alone before, and then two halves and a coordinator alone, where nobody goes on."""
     async with open_lan_swarm(tmp_path, 4) as swarm:

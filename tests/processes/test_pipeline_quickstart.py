@@ -41,11 +41,11 @@ seq_len = 64
 [inner]
 lr = 1e-2
 batch_size = 4
-total_steps = 360
+total_steps = 240
 warmup_steps = 10
 [outer]
 method = "diloco"
-steps = 30
+steps = 20
 [pipeline]
 stages = 2
 """

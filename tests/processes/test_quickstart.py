@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from subprocess import DEVNULL, PIPE
 
@@ -102,8 +103,11 @@ def check_page(home: Path, out: str, err: str, rounds: int) -> None:
     assert {"train", "held_out"} <= shown["views"]["all"]["losses"].keys()
 
 
-def test_ctrl_c_ends_every_child(tmp_path: Path) -> None:
-    process = start(tmp_path / "q", "--peers", "3", "--monitor")
+@pytest.mark.parametrize(
+    "begin", [pytest.param(start_shorter, id="shorter"), pytest.param(start, id="as a user", marks=pytest.mark.soak)]
+)
+def test_ctrl_c_ends_every_child(tmp_path: Path, begin: Callable[..., subprocess.Popen[str]]) -> None:
+    process = begin(tmp_path / "q", "--peers", "3", "--monitor")
     wait_for_peers(process, tmp_path / "q", "peer-3")
     family = descendants(process)
     assert len(family) >= 5

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from swarm.run.home import Home
-from tests.cli.support.seen_in import ROOT, command
+from tests.cli.support.seen_in import ROOT, forked
 from tests.cli.support.typed import Peer, said
 from tests.support.forking.forked import ForkedProcess
 from tests.support.newer_trio import run_abandonable
@@ -86,7 +86,7 @@ async def test_the_screen_shows_who_uses_the_model(tmp_path: Path, monkeypatch: 
     model, home = tmp_path / "tiny", tmp_path / "homes" / "serve-tiny"
     write_checkpoint(model)
     words = ("serve", "--model", os.path.relpath(model, ROOT), "--threads", "1", "--listen", HERE)
-    async with command(80, *words) as (shown, server):
+    async with forked(80, *words) as (shown, server):
         await shown.until(lambda text: "peer chat tiny   peer api tiny" in text)
         invite = (home / "invite").read_text().strip()
         for use in (f"peer serve {invite}", f'peer generate {invite} "', f"peer chat {invite}", f"peer api {invite}"):

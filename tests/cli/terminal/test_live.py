@@ -14,7 +14,7 @@ from cli.templates import template
 from cli.terminal import screen as screen_module
 from cli.terminal.lines import say
 from cli.views.table import live_view
-from tests.cli.support.seen_in import LINES, Terminal, command
+from tests.cli.support.seen_in import LINES, Terminal, forked
 from tests.support.newer_trio import run_abandonable
 from tests.support.ports import free_port
 
@@ -62,13 +62,13 @@ async def test_coordinate_and_join_show_what_the_operator_needs(tmp_path: Path) 
     toml = tmp_path / "run.toml"
     toml.write_text(template().replace("rounds = 12", "rounds = 0"))
     home = tmp_path / "c"
-    async with command(80, "coordinate", str(toml), "--home", str(home), "--listen", address) as (shown, coordinator):
+    async with forked(80, "coordinate", str(toml), "--home", str(home), "--listen", address) as (shown, coordinator):
         await shown.until(lambda text: "The invite stands in" in text and "waiting for peers" in text)
         invite = (home / "invite").read_text().strip()
         assert invite in shown.text, shown.rows
         assert "Only this machine can reach that address" in shown.text.replace("  ", " ")
         halves = (invite[:100], invite[100:])
-        async with command(100, "join", *halves, "--home", str(tmp_path / "p"), "--device", "cpu") as (seen, peer):
+        async with forked(100, "join", *halves, "--home", str(tmp_path / "p"), "--device", "cpu") as (seen, peer):
             await seen.until(lambda text: "text as bytes" in text)
             assert invite in shown.text
             peer.send_signal(signal.SIGINT)

