@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any, Final
-from unittest.mock import patch
 
 import msgspec
 import torch
@@ -154,17 +153,20 @@ def _fit(name: str, tensor: Tensor, shape: Shape) -> None:
 
 def bitsandbytes(wanted_by: str) -> Any:
     """Import bitsandbytes, only where it is used. Raises ConfigError if it is not installed."""
+    compiler = torch.compile
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns on every machine without a GPU
-            with patch("torch.compile", partial(_compiled_when_called, torch.compile)):
-                return importlib.import_module("bitsandbytes")
+            torch.compile = partial(_compiled_when_called, compiler)  # type: ignore[assignment]
+            return importlib.import_module("bitsandbytes")
     except ImportError:
         raise ConfigError(f"{wanted_by} needs bitsandbytes: pip install bitsandbytes") from None
+    finally:
+        torch.compile = compiler
 
 
-def _compiled_when_called(compile: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+def _compiled_when_called(compiler: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     """Compile a function at its first call. bitsandbytes compiles what it has for machines without kernels as it is
     imported: most never call that, and the compiler's own import takes over 2 s of a processor."""
-    compiled = cache(lambda: compile(function, **options))
+    compiled = cache(lambda: compiler(function, **options))
     return lambda *arguments, **named: compiled()(*arguments, **named)

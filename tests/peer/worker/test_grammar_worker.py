@@ -32,7 +32,7 @@ END = 262
 SMALL = {"type": "object", "properties": {"the": {"enum": [1, 12]}}, "required": ["the"], "additionalProperties": False}
 
 
-def grammar(schema: Any, **affixes: str) -> Grammar:
+def grammar(schema: Any, **affixes: Any) -> Grammar:
     return Grammar(json.dumps(schema), **affixes)
 
 
