@@ -16,7 +16,17 @@ from peer.footprint.optimizer_state import saved_bytes
 from peer.model.decoder import Decoder, FlatLayout, init_flat
 from peer.parallel.ranks import Ranks
 from tests.peer.model.reference_loss import next_token_loss
-from tests.peer.parallel.layout_ranks import CASES, LAYOUTS, MODELS, NARROW, RATE, SPEC, STEPS, batch
+from tests.peer.parallel.layout_ranks import (
+    CASES,
+    LAYOUTS,
+    MODELS,
+    NARROW,
+    RATE,
+    SOAK_CASES,
+    SPEC,
+    STEPS,
+    batch,
+)
 from tests.peer.parallel.stage_scene import LAYOUTS as STAGE_LAYOUTS
 from tests.peer.parallel.stage_scene import STAGES, StageScene
 from tests.support.forking.forked import ForkedProcess
@@ -49,10 +59,19 @@ def start() -> Found:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, start: Found) -> Path:
     """What four ranks, which come together anew for each layout, have written."""
-    folder = tmp_path_factory.mktemp("ranks")
+    return trained(tmp_path_factory.mktemp("ranks"), start)
+
+
+@pytest.fixture(scope="module")
+def soak_folder(tmp_path_factory: pytest.TempPathFactory, start: Found) -> Path:
+    """The same of `SOAK_CASES`."""
+    return trained(tmp_path_factory.mktemp("ranks"), start, "soak")
+
+
+def trained(folder: Path, start: Found, *cases: str) -> Path:
     save_file(start, folder / "start.safetensors")
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = ("tests.peer.parallel.layout_ranks", str(folder))
+    command = ("tests.peer.parallel.layout_ranks", str(folder), *cases)
     with ForkedProcess(*command, stderr=PIPE, env=environment, cwd=ROOT, text=True) as parent:
         _, said = parent.communicate(timeout=300)
     assert parent.returncode == 0, said
@@ -92,9 +111,10 @@ def _train_alone(name: str, start: Found) -> Found:
     return {"figures": torch.tensor(figures, dtype=torch.float64), "stepped": stepped, "adam": flat}
 
 
-@pytest.fixture(params=CASES, ids="-".join)
-def case(request: pytest.FixtureRequest, folder: Path) -> tuple[str, str, Found]:
+@pytest.fixture(params=[*CASES, *(pytest.param(case, marks=pytest.mark.soak) for case in SOAK_CASES)], ids="-".join)
+def case(request: pytest.FixtureRequest) -> tuple[str, str, Found]:
     layout, model = request.param
+    folder = request.getfixturevalue("soak_folder" if request.param in SOAK_CASES else "folder")
     return layout, model, load_file(folder / f"{layout}-{model}.safetensors")
 
 
@@ -144,7 +164,7 @@ def test_all_ranks_leave_out_the_steps_that_overflow(layout: str, folder: Path, 
     found = load_file(folder / f"{layout}-{NARROW}.safetensors")
     overflows, of_all, steps_of_all = found["fp16 overflows"].tolist()
     size = LAYOUTS[layout].size
-    assert overflows > 5 and of_all == size * overflows and steps_of_all == size
+    assert overflows >= 2 and of_all == size * overflows and steps_of_all == size
     exact = torch.zeros_like(start[f"{NARROW}.weights"])
     model = Decoder(MODELS[NARROW], start[f"{NARROW}.weights"])
     model.bind_gradients(exact)

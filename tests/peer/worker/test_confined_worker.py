@@ -73,6 +73,7 @@ async def test_it_reaches_nothing_of_its_user(tmp_path: Path, monkeypatch: pytes
     assert [came_through(ended) for ended in (alone, *ranks)] == 3 * [given]
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_micro_batch_beyond_its_slot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.worker.stage_client.check_size", lambda *_: None)  # the parent's own check
     most = 64  # tokens in a slot
@@ -105,6 +106,7 @@ async def test_a_micro_batch_beyond_its_slot_is_refused(tmp_path: Path, monkeypa
         assert worker_group.worker_pid == pid and worker_group.generation == 0
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_range_beyond_the_vector_is_refused(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_shared_file_needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_worker_trains_alike_on_files_and_on_memory(tmp_path: Path, text: Path) -> None:
     deltas = []
     for in_files in (False, True):
