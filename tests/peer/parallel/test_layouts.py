@@ -140,11 +140,23 @@ def test_a_state_is_of_no_layout(case: tuple[str, str, Found], start: Found) -> 
     assert torch.equal(found["state"], start[f"{name}.state"])
 
 
-@pytest.mark.parametrize(("layout", "most"), [("fsdp", 0.1), ("fsdp-tp", 2.0)])
-def test_bf16_is_rounded_as_on_one_device(layout: str, most: float, folder: Path, start: Found) -> None:
+@pytest.fixture
+def narrow(request: pytest.FixtureRequest) -> tuple[str, Found]:
+    """A layout, and what it has found with the narrow model."""
+    kind = request.param
+    folder = request.getfixturevalue("soak_folder" if (kind, NARROW) in SOAK_CASES else "folder")
+    return kind, load_file(folder / f"{kind}-{NARROW}.safetensors")
+
+
+IN_SOAK = [pytest.param(kind, marks=pytest.mark.soak) for kind, name in SOAK_CASES if name == NARROW]
+
+
+@pytest.mark.parametrize("narrow", ["fsdp", *IN_SOAK], indirect=True)
+def test_bf16_is_rounded_as_on_one_device(narrow: tuple[str, Found], start: Found) -> None:
     """FSDP casts a block before it gathers it, and adds its gradients in fp32. TP adds two products in the place of
     one, with a rounding of its own."""
-    found = load_file(folder / f"{layout}-{NARROW}.safetensors")["bf16"]
+    layout, found = narrow[0], narrow[1]["bf16"]
+    most = {"fsdp": 0.1, "fsdp-tp": 2.0}[layout]
     flat = start[f"{NARROW}.weights"]
     exact, rounded = (torch.zeros_like(flat) for _ in range(2))
     for gradient in (exact, rounded):
@@ -158,10 +170,10 @@ def test_bf16_is_rounded_as_on_one_device(layout: str, most: float, folder: Path
     assert (found - rounded).norm() < most * error
 
 
-@pytest.mark.parametrize("layout", [layout for layout, name in CASES if name == NARROW])
-def test_all_ranks_leave_out_the_steps_that_overflow(layout: str, folder: Path, start: Found) -> None:
+@pytest.mark.parametrize("narrow", [*(kind for kind, name in CASES if name == NARROW), *IN_SOAK], indirect=True)
+def test_all_ranks_leave_out_the_steps_that_overflow(narrow: tuple[str, Found], start: Found) -> None:
     """And have the same scale then, and no scale in the gradient."""
-    found = load_file(folder / f"{layout}-{NARROW}.safetensors")
+    layout, found = narrow
     overflows, of_all, steps_of_all = found["fp16 overflows"].tolist()
     size = LAYOUTS[layout].size
     assert overflows >= 2 and of_all == size * overflows and steps_of_all == size

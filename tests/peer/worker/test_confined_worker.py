@@ -24,6 +24,7 @@ from tests.peer.support.echo_worker import EchoGroup
 from tests.peer.support.stage_harness import MODEL
 from tests.peer.support.stage_worker_harness import open_worker
 from tests.peer.support.worker_harness import HOUR_S, Log, open_test_worker_group, worker_config
+from tests.support.forking.forked import forked_workers
 
 pytestmark = [
     pytest.mark.process,
@@ -65,8 +66,9 @@ async def test_it_reaches_nothing_of_its_user(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("peer.worker.process._MODULE", "tests.peer.support.echo_worker")
     (data := tmp_path / "data").mkdir()
     with open_targets(data) as targets:
-        async with EchoGroup.open(worker_config(tmp_path, data)) as group:
-            alone = await group.ask(group.reach(targets), Outcomes)
+        with forked_workers():  # that it starts as a program is seen above
+            async with EchoGroup.open(worker_config(tmp_path, data)) as group:
+                alone = await group.ask(group.reach(targets), Outcomes)
         async with EchoGroup.open(worker_config(tmp_path, data, ranks=Layout(replicate=2))) as group:
             ranks = await group.ask_each(group.reach(targets), Outcomes)
     given = {"read", "list"}  # the folder is that of its data
