@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import pytest
 import trio
-from libp2p.peer.id import ID
 
 from peer.errors import ConnectionLost, RemoteError, RoundDiscarded
 from peer.net.admissions import Access
@@ -14,7 +13,7 @@ from peer.net.method import Call, Method
 from peer.net.wire import HEADER_BYTES, LARGE_HEADER_BYTES
 from tests.peer.net.test_rpc import BIG, Number, hosts
 from tests.peer.net.test_rpc import Text as Words
-from tests.peer.support.attack_child import ATTACKS, PROTOCOL
+from tests.peer.support.attack_child import ATTACKS, begin
 from tests.peer.support.honest import TIMED
 from tests.peer.support.scene import scene
 from tests.peer.support.victim_child import BUDGET, WORDY
@@ -137,9 +136,7 @@ async def test_large_headers_that_never_end_take_the_memory_of_strangers_alone()
         b.admissions.guard()
         b.admissions.grant(a.peer_id, "member", trusted=False)
         held = b.rpc.server._stranger_headers._held
-        streams = [await a.libp2p.new_stream(ID.from_base58(b.peer_id), [PROTOCOL]) for _ in range(2)]
-        for stream in streams:
-            await stream.write(ATTACKS["headers"])
+        streams = [await begin(a, b.peer_id, ATTACKS["headers"]) for _ in range(2)]
         with trio.fail_after(300):
             while sum(held.values()) < 2 * (LARGE_HEADER_BYTES - 1000):
                 await trio.lowlevel.checkpoint()
