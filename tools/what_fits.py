@@ -23,7 +23,7 @@ from peer.config import DataConfig, InnerConfig, ModelConfig
 from peer.footprint.cards import CARDS
 from swarm.parts.weights import EvenWeights
 from swarm.placement.costs import RunShape, cut
-from swarm.placement.machine_plan import Machine, plan_for
+from swarm.placement.machine_plan import Machine, has_room
 from swarm.run.sections import PipelineConfig
 from swarm.serving.memory import FREE_SHARE, GPU_SHARE, blocks_that_fit
 
@@ -121,7 +121,7 @@ def _stages_needed(machine: Machine, name: str) -> int:
             pipeline = PipelineConfig(stages=stages, micro_batch=1, recompute=True)
         cuts = cut(stages, model, SEQ_LEN)
         outer, data = DilocoConfig(steps=100), DataConfig(seq_len=SEQ_LEN)
-        if plan_for(RunShape(model, data, inner, outer, CodecConfig(), pipeline, cuts), machine, PEERS).fits:
+        if has_room(RunShape(model, data, inner, outer, CodecConfig(), pipeline, cuts), machine, PEERS):
             return stages
     return 0
 

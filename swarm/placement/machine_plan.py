@@ -174,6 +174,14 @@ def plan_for(
     )
 
 
+def has_room(shape: RunShape, machine: Machine, peers: int) -> bool:
+    """Return whether `machine` has room for its part of the run: what `plan_for` finds, without pace and advice."""
+    group = max(1, peers // len(shape.cuts))
+    layout = _layout(shape, machine, group)
+    works = (_work(shape, machine, stage, group, layout) for stage in range(len(shape.cuts)))
+    return all(_need(shape, machine, work, stage).fits for stage, work in enumerate(works))
+
+
 def _group_most(work: Workload) -> int:
     if not work.exchange.is_common:
         return 0

@@ -37,7 +37,7 @@ def weights_to(peers: int) -> tuple[int, ...]:
 
 @pytest.mark.parametrize("topology", TOPOLOGIES)
 def test_a_plan_has_the_bytes_of_the_formula(topology: str) -> None:
-    for peers in range(2, 65):
+    for peers in (*range(2, 18), 24, 33, 64):
         values = 5040 * peers
         plan = plan_of(topology, peers, values, weights_to(peers), EACH)
         stated = formula(topology, peers, values * VALUE_BYTES, weights_to(peers), EACH)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 import pytest
 
-from tests.house.source import PACKAGES, ROOT, modules, parsed, tracked
+from tests.house.source import PACKAGES, ROOT, modules, tracked
 
 ABOUT_WORDS = {"tests/house/test_words.py"}
 EVERYWHERE = (*PACKAGES, "docs", "tests", "benchmarks", "changes", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
@@ -105,13 +104,13 @@ def faults(words: dict[str, str], line: str) -> list[str]:
 
 def uses(words: dict[str, str], folders: tuple[str, ...]) -> list[str]:
     """Return the faults of all lines, with their places."""
-    anything = {"|".join(words): ""}
+    anything = re.compile(rf"(?<![a-z])(?:{'|'.join(words)})(?![a-z])")  # of small letters: five times as fast
     return [
         f"{path}:{number}: {fault}"
         for path in tracked(*folders)
         if path.suffix in (".py", ".md", ".toml") and str(path) not in ABOUT_WORDS
-        for number, line in enumerate((ROOT / path).read_text().splitlines(), 1)
-        if faults(anything, line)
+        if anything.search((text := (ROOT / path).read_text()).lower())
+        for number, line in enumerate(text.splitlines(), 1)
         for fault in faults(words, line)
     ]
 
@@ -136,10 +135,10 @@ def test_the_agreement_speaks_as_its_field_does() -> None:
 
 def test_old_names_of_classes_do_not_come_back() -> None:
     found = [
-        f"{path}: {node.name} is no name of the field: say {CLASSES[node.name]}"
+        f"{path}: {name} is no name of the field: say {CLASSES[name]}"
         for path in modules()
-        for node in ast.walk(parsed(path))
-        if isinstance(node, ast.ClassDef) and node.name in CLASSES
+        for name in re.findall(r"^\s*class (\w+)", (ROOT / path).read_text(), re.MULTILINE)
+        if name in CLASSES
     ]
     if found:
         pytest.fail("\n".join(found))

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.optim.support.shared_half import RUNS, write
+from tests.optim.kernels.torch_only import torch_only
+from tests.optim.support.shared_half import RUNS, next_state, write
 
 OTHERS = {
     "no vectors": {
@@ -19,7 +20,6 @@ OTHERS = {
         "NPY_DISABLE_CPU_FEATURES": "AVX2 FMA3",
     },
     "avx2, two threads": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "OMP_NUM_THREADS": "2"},
-    "without our kernels": {"BARNRAISE_KERNELS": "0"},
 }
 
 
@@ -32,10 +32,16 @@ def hashes(folder: Path, env: dict[str, str]) -> list[str]:
     return done.stdout.splitlines()
 
 
+def hashes_here(folder: Path) -> list[str]:
+    return [f"{run}: {next_state(run, folder)}" for run in RUNS]
+
+
 @pytest.mark.process
 def test_every_method_computes_the_same_bits_on_other_cpus(tmp_path: Path) -> None:
     write(tmp_path)
-    here = hashes(tmp_path, {})
+    here = hashes_here(tmp_path)
     assert len(here) == len(RUNS) == len(set(here))
     for name, env in OTHERS.items():
         assert hashes(tmp_path, env) == here, name
+    with torch_only():
+        assert hashes_here(tmp_path) == here, "without our kernels"

@@ -90,7 +90,7 @@ def test_encode_does_not_change_its_input(codec: Codec) -> None:
 
 
 @pytest.mark.parametrize("codec", [c for c in CODECS.values() if c.idempotent], ids=lambda c: c.name)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     values=st.lists(st.floats(-(2.0**14), 2.0**14, width=32), max_size=300),
     exponent=st.integers(-140, 0),
@@ -123,7 +123,7 @@ def test_the_wrong_number_of_bytes_is_refused(codec: Codec) -> None:
 
 
 @ALL
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(data=st.data(), numel=st.integers(0, 300))
 def test_any_bytes_decode_to_finite_values_or_are_refused(codec: Codec, data: st.DataObject, numel: int) -> None:
     size = codec.encoded_size(numel)

@@ -34,12 +34,15 @@ def off_ties(name: str, x: np.ndarray, draws: np.ndarray) -> tuple[np.ndarray, n
     raise AssertionError("the vector keeps ties: change its seed")
 
 
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.soak)], ids=["a third", "every"])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", CODECS)
-def test_decoded_values_are_those_of_the_formula(name: str, shape: str) -> None:
+def test_decoded_values_are_those_of_the_formula(name: str, shape: str, every: bool) -> None:
+    """Unless `every`, each length has one of the scales, another one in the next shape."""
     codec, six_sigma = CODECS[name], name == "int8_6sigma"
-    for length in (*LENGTHS, (1 << 16) + 130) if six_sigma else LENGTHS:
-        for seed, scale in enumerate(SCALES[1:] if six_sigma else SCALES):  # it squares values in fp32
+    scales = [*enumerate(SCALES[1:] if six_sigma else SCALES)]  # it squares values in fp32
+    for number, length in enumerate((*LENGTHS, (1 << 16) + 130) if six_sigma else LENGTHS, [*SHAPES].index(shape)):
+        for seed, scale in scales if every else [scales[number % len(scales)]]:
             generator = np.random.default_rng(1000 * seed + length)
             torch.manual_seed(length)
             draws = torch.rand(length).double().numpy()

@@ -181,7 +181,7 @@ def test_a_vector_may_begin_at_any_value(codec: Codec, offset: int) -> None:
 
 
 @each_codec
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.floats(width=32), min_size=1, max_size=40),
     st.integers(1, 2 * ROW),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from peer.checkpoint.inner_state import DROPPED, HEAD_BYTES, NAME, UNSAVED, Inne
 from peer.footprint.kept import INNER_STATE_S
 from peer.ipc.span import Span
 from tests.peer.support.worker_harness import MODEL
+from tests.support.forking.forked import ForkedProcess
 
 SIZE = 4096 * 3 + 8
 OF = bytes(32)
@@ -137,44 +136,14 @@ def test_a_full_disk_costs_only_the_file(tmp_path: Path, monkeypatch: pytest.Mon
     assert "No space left on device; it takes 1 MiB" in str(told.events[0][1])
 
 
-CHILD = """
-import os, signal, sys, threading
-from pathlib import Path
-from tests.peer.checkpoint.test_inner_state import SIZE, Told, filled, state_file
-
-def killed_here():
-    os.write(ready, b".")
-    threading.Event().wait()
-
-def half(out):
-    out[: SIZE // 2].fill_(2)
-    killed_here()
-
-def save(folder):
-    file, replace = state_file(folder, Told()), os.replace
-    file.save_small(filled(1))
-    if folder.name == "filled by half":
-        file.save_small(half)
-    os.replace = lambda *paths: (folder.name == "renamed" and replace(*paths), killed_here())
-    file.save_small(filled(2))
-
-for folder in map(Path, sys.argv[1:]):
-    wait, ready = os.pipe()
-    pid = os.fork() or save(folder)
-    os.read(wait, 1)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-"""
-
-
 @pytest.mark.process
 def test_a_kill_leaves_the_old_state_or_the_new_one(tmp_path: Path) -> None:
     values = {"filled by half": 1, "sealed": 1, "renamed": 2}
     folders = [tmp_path / name for name in values]
     for folder in folders:
         folder.mkdir()
-    house = str(Path(__file__).parents[3])
-    subprocess.run([sys.executable, "-c", CHILD, *folders], env={**os.environ, "PYTHONPATH": house}, check=True)
+    with ForkedProcess("tests.peer.checkpoint.state_child", *map(str, folders)) as child:
+        assert child.wait(300) == 0
     assert len(os.listdir(folders[0])) == 2
     for folder in folders:
         told = Told()

@@ -6,10 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import msgspec
 import pytest
@@ -28,11 +28,12 @@ from peer.events import Event, EventLog
 from peer.identity import Identity
 from peer.model.layout import FlatLayout
 from tests.peer.support.checkpoint_child import IDENTITY, RUN_ID
+from tests.support.forking.forked import ForkedProcess
 
 CONFIG = ModelConfig(hidden_size=64, layers=2, heads=4, kv_heads=2, intermediate_size=128, max_seq_len=64)
 LAYOUT = FlatLayout.of(CONFIG)
 REPO = Path(__file__).parents[3]
-CHILD = REPO / "tests/peer/support/checkpoint_child.py"
+CHILD = "tests.peer.support.checkpoint_child"
 
 
 def some_state(seed: int) -> dict[str, torch.Tensor]:
@@ -323,5 +324,6 @@ def test_sigkill_at_random_moments_never_tears_a_checkpoint(tmp_path: Path) -> N
 
 def run_child(*arguments: object, fault: str = "") -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONPATH": str(REPO), "BARNRAISE_FAULT": fault}
-    command = [sys.executable, str(CHILD), *map(str, arguments)]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    with ForkedProcess(CHILD, *map(str, arguments), env=environment, stdout=PIPE, stderr=PIPE, text=True) as child:
+        printed, said = child.communicate(timeout=500)
+    return subprocess.CompletedProcess(child.args, child.returncode, printed, said)

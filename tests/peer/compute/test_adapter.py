@@ -33,7 +33,7 @@ from swarm.parts.part_files import quantize_part
 from swarm.parts.weights import EvenWeights
 from tests.peer.inference.quantized_reference import quantized_copy
 
-STEPS = 50
+STEPS = 36
 ATTENTION: tuple[AdapterTarget, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 INNER = InnerConfig(lr=5e-3, batch_size=4, total_steps=STEPS, warmup_steps=0, schedule="constant", weight_decay=0.0)
 

@@ -110,8 +110,15 @@ def test_outer_weights_are_mixed_in(alpha: float) -> None:
 # -- steps -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("optimizer", "dtype"),
+    [
+        ("adamw", "fp32"),
+        ("adamw8bit", "bf16"),
+        pytest.param("adamw", "bf16", marks=pytest.mark.soak),
+        pytest.param("adamw8bit", "fp32", marks=pytest.mark.soak),
+    ],
+)
 def test_the_loss_is_that_of_fp32_weights(optimizer: str, dtype: str) -> None:
     split, whole = (trainer(weights, optimizer=optimizer, dtype=dtype) for weights in ("split", "fp32"))
     ours, theirs = losses(split, 60), losses(whole, 60)

@@ -19,6 +19,8 @@ from tests.peer.inference.golden_models import FAMILIES, LENGTHS, TOKENS, parame
 
 ERROR_MAX = 2e-4
 """Of the logits' spread."""
+OTHERS = set(FAMILIES) - {"llama3", "mistral"}
+"""Of which `make test` looks at a session alone: what differs between families is no matter of company."""
 DRAWN = Sampling(temperature=0.9, top_p=0.95, seed=7)
 
 
@@ -80,7 +82,9 @@ def check(family: str, cuts: list[tuple[int, int]], chunk_tokens: int, lengths: 
         assert tokens == answer.tokens
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", ["llama3", "mistral", *(pytest.param(one, marks=pytest.mark.soak) for one in FAMILIES if one in OTHERS)]
+)
 def test_eight_sessions_at_once_say_what_transformers_says(family: str) -> None:
     """Prompts of 1 to 2,000 tokens in chunks of 64. Mistral's window of 40 is crossed by them and by the answers."""
     check(family, [(0, 3)], 64, LENGTHS, 64)

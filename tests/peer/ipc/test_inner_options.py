@@ -330,7 +330,16 @@ async def test_a_cancelled_run_is_always_stopped(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("forked")
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "lion", "lamb", "muon"])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adamw8bit",
+        "muon",
+        *(
+            pytest.param(one, marks=pytest.mark.soak) for one in ("adamw", "lion", "lamb")
+        ),  # each state: test_train_loop
+    ],
+)
 async def test_a_new_worker_restores_the_optimizer(
     tmp_path: Path, text: Path, optimizer: Literal["adamw", "adamw8bit", "lion", "lamb", "muon"]
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -15,20 +14,9 @@ from hypothesis import strategies as st
 
 from peer.errors import WorkerError
 from peer.ipc.ring import Ring
+from tests.support.forking.forked import ForkedProcess
 
 SIZE = 4096
-CHILD = """
-import sys, time
-from peer.ipc.ring import Ring
-there, back = (Ring.attach(tuple(map(int, fds.split(","))), int(sys.argv[3])) for fds in sys.argv[1:3])
-left = int(sys.argv[4])
-while left:
-    for record in there.take(block=True):
-        left -= 1
-        while not back.put(record):
-            time.sleep(0.001)
-    there.done()
-"""
 
 
 @pytest.fixture
@@ -102,10 +90,8 @@ def test_another_process_has_every_record(tmp_path: Path) -> None:
     there, back = Ring.create(tmp_path, SIZE), Ring.create(tmp_path, SIZE)
     records = [os.urandom(1 + (number * 37) % 1200) for number in range(400)]
     fds = [",".join(map(str, ring.fds)) for ring in (there, back)]
-    child = subprocess.Popen(
-        [sys.executable, "-c", CHILD, *fds, str(SIZE), str(len(records))],
-        pass_fds=(*there.fds, *back.fds),
-        cwd=Path(__file__).parents[3],
+    child = ForkedProcess(
+        "tests.peer.ipc.ring_child", *fds, str(SIZE), str(len(records)), pass_fds=(*there.fds, *back.fds)
     )
     try:
         sent, got = 0, list[bytes]()

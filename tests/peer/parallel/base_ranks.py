@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import torch._dynamo  # what cuts a model imports it at its first step, in each rank
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -32,7 +33,7 @@ from peer.parallel.ranks import Ranks, open_ranks
 
 LAYOUTS: Final = {"fsdp": Layout(shard=2), "ddp-fsdp": Layout(shard=2, replicate=2)}
 PROCESSES: Final = 4
-STEPS: Final = 12
+STEPS: Final = 8
 _TIED: Final = ModelConfig(
     vocab_size=96, hidden_size=48, layers=3, heads=4, kv_heads=2, intermediate_size=80, max_seq_len=32
 )

@@ -1,6 +1,7 @@
 """Child of test_layouts: forks four ranks, which train models in layouts, as `CASES` names them.
 
 layout_ranks.py FOLDER      reads start.safetensors there, writes LAYOUT-MODEL.safetensors and LAYOUT-stages.safetensors
+layout_ranks.py FOLDER soak the same for `SOAK_CASES`, without stages
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+import torch._dynamo  # what cuts a model imports it at its first step, in each rank
 from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
@@ -53,16 +55,19 @@ LAYOUTS: Final = {
 }
 CASES: Final = [
     *((kind, name) for kind in ("ddp", "fsdp", "tp") for name in ("llama", "qwen2", "qwen3")),
-    *(("fsdp-tp", name) for name in MODELS),
+    ("fsdp-tp", "qwen2"),
+    ("fsdp-tp", "shared"),
     ("fsdp-of-four", "llama"),
     ("ddp-fsdp", "qwen3"),
     ("ddp-tp", "qwen2"),
 ]
+SOAK_CASES: Final = [("fsdp-tp", "llama"), ("fsdp-tp", "qwen3")]
+"""What these models add to others is cut along each axis alone in `CASES`."""
 FIRST: Final = {"fsdp": 2}
 """The first of the processes that make up a group, where it is not 0: two pairs are at work at one time."""
 NARROW: Final = "llama"
 """The model that is tried in bf16 and fp16, too."""
-START_POWER: Final = 22
+START_POWER: Final = 17
 """Of two, the scale of the loss that fp16 begins with."""
 FP16: Final = InnerConfig(lr=1e-2, batch_size=5, total_steps=100, dtype="fp16", clip_norm=1e9)
 SPEC: Final = InnerSpec("adamw", lr=1e-2, decay="matrices")
@@ -183,21 +188,23 @@ def compute_stages(ranks: Ranks, folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-def run_process(index: int, folder: Path) -> None:
+def run_process(index: int, folder: Path, soak: bool) -> None:
     """Be a rank of each layout that has one for this process."""
+    cases = SOAK_CASES if soak else CASES
     start = load_file(folder / "start.safetensors")
     for kind, layout in LAYOUTS.items():
         rank = index - FIRST.get(kind, 0)
-        if rank not in range(layout.size):
+        names = [name for of, name in cases if of == kind]
+        if rank not in range(layout.size) or not names:
             continue
         place = folder / kind
         place.mkdir(exist_ok=True)
         with open_ranks(layout, rank, torch.device("cpu"), place / "store") as ranks:
-            for name in (name for of, name in CASES if of == kind):
+            for name in names:
                 found = train(ranks, name, place, start)
                 if rank == 0:
                     save_file(found, folder / f"{kind}-{name}.safetensors")
-            if kind in STAGE_LAYOUTS:
+            if kind in STAGE_LAYOUTS and not soak:
                 found = compute_stages(ranks, place)
                 if rank == 0:
                     save_file(found, folder / f"{kind}-stages.safetensors")
@@ -214,7 +221,7 @@ def main() -> None:
             continue
         code = 1
         try:
-            run_process(index, folder)
+            run_process(index, folder, "soak" in sys.argv[2:])
             code = 0
         except BaseException:  # noqa: BLE001  as the interpreter does with what a program lets through
             traceback.print_exc()

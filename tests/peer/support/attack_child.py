@@ -45,11 +45,17 @@ ATTACKS = {
 }
 
 
+async def begin(host: Host, victim: str, frame: bytes) -> Any:
+    """Send what begins a call; return its stream."""
+    stream = await host.libp2p.new_stream(ID.from_base58(victim), [PROTOCOL])
+    await stream.write(frame)
+    return stream
+
+
 async def hold(host: Host, victim: str, frame: bytes) -> None:
     """Make one call and keep it."""
     with suppress(*LOST), trio.move_on_after(SENDING_S):
-        stream = await host.libp2p.new_stream(ID.from_base58(victim), [PROTOCOL])
-        await stream.write(frame)
+        await begin(host, victim, frame)
 
 
 async def flood(host: Host, victim: str, frame: bytes, calls: int) -> None:

@@ -171,6 +171,7 @@ async def test_a_killed_and_a_frozen_worker_are_replaced(tmp_path: Path, text: P
             assert not os.path.exists(f"/proc/{pid}")  # reaped, no zombie
 
 
+@pytest.mark.usefixtures("forked")
 async def test_an_out_of_memory_worker_is_reported(tmp_path: Path, text: Path) -> None:
     # One sequence takes tensors of 64 MiB: these come from the kernel, never from what the process has set aside, and
     # no smaller step is left to try. The first one imports what such a step needs.
@@ -183,7 +184,7 @@ async def test_an_out_of_memory_worker_is_reported(tmp_path: Path, text: Path) -
         resource.prlimit(worker_group.worker_pid or 0, resource.RLIMIT_AS, (used, used))
         with pytest.raises(WorkerError, match=r"exited with code 1: .*(?i:alloc|memory)"):
             await worker_group.inner_steps(ENDLESS, 0, HOUR_S)
-        assert (await worker_group.inner_steps([(0, 2)], 0, HOUR_S)).steps == 2
+        assert (await worker_group.inner_steps([(0, 1)], 0, HOUR_S)).steps == 1
 
 
 @pytest.mark.usefixtures("forked")
@@ -237,23 +238,24 @@ from peer.worker.client import open_worker_group
 from peer.worker.config import WorkerConfig
 
 async def main():
-    config = WorkerConfig(
+    configs = [WorkerConfig(
         model=ModelConfig(hidden_size=32, layers=2, heads=2, kv_heads=1, intermediate_size=48, max_seq_len=32),
         data=DataConfig(source="folder", seq_len=32), text=OwnText(sys.argv[2]),
         inner=InnerConfig(lr=1e-2, batch_size=4, total_steps=1000, dtype="fp32"),
-        directory=Path(sys.argv[1]), events=EventLog(), compute=Compute("cpu", threads=1),
-    )
-    async with open_worker_group(config) as workers:
-        print(workers.worker_pid, flush=True)
-        await workers.inner_steps([(0, 10**9)], 0, 3600.0)
+        directory=Path(sys.argv[1]) / name, events=EventLog(), compute=Compute("cpu", threads=1),
+    ) for name in ("frozen", "busy")]
+    async with open_worker_group(configs[0]) as frozen, open_worker_group(configs[1]) as busy:
+        print(frozen.worker_pid, busy.worker_pid, flush=True)
+        await busy.inner_steps([(0, 10**9)], 0, 3600.0)
 
 trio.run(main)
 """
 
 
-@pytest.mark.parametrize("frozen", [False, True])
-async def test_no_worker_outlives_its_parent(tmp_path: Path, text: Path, frozen: bool) -> None:
-    """Frozen, it cannot see its control socket end: then only the kernel's parent-death signal reaches it."""
+async def test_no_worker_outlives_its_parent(tmp_path: Path, text: Path) -> None:
+    """A frozen one cannot see its control socket end: then only the kernel's parent-death signal reaches it."""
+    for name in ("frozen", "busy"):
+        (tmp_path / name).mkdir()
     house = str(Path(__file__).parents[3])
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path), str(text)],
@@ -262,13 +264,13 @@ async def test_no_worker_outlives_its_parent(tmp_path: Path, text: Path, frozen:
     )
     assert parent.stdout is not None
     with parent.stdout:
-        worker = int(await trio.to_thread.run_sync(parent.stdout.readline))
-    pidfd = os.pidfd_open(worker)
-    if frozen:
-        os.kill(worker, signal.SIGSTOP)
+        frozen, busy = map(int, (await trio.to_thread.run_sync(parent.stdout.readline)).split())
+    pidfds = [os.pidfd_open(worker) for worker in (frozen, busy)]
+    os.kill(frozen, signal.SIGSTOP)
     parent.kill()
     parent.wait()
-    await _gone(pidfd)
+    for pidfd in pidfds:
+        await _gone(pidfd)
 
 
 async def test_a_worker_ends_with_its_control_socket(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from tests.peer.support.echo_worker import EchoGroup
 from tests.peer.support.stage_harness import MODEL
 from tests.peer.support.stage_worker_harness import open_worker
 from tests.peer.support.worker_harness import HOUR_S, Log, open_test_worker_group, worker_config
+from tests.support.forking.forked import forked_workers
 
 pytestmark = [
     pytest.mark.process,
@@ -65,14 +66,16 @@ async def test_it_reaches_nothing_of_its_user(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("peer.worker.process._MODULE", "tests.peer.support.echo_worker")
     (data := tmp_path / "data").mkdir()
     with open_targets(data) as targets:
-        async with EchoGroup.open(worker_config(tmp_path, data)) as group:
-            alone = await group.ask(group.reach(targets), Outcomes)
+        with forked_workers():  # that it starts as a program is seen above
+            async with EchoGroup.open(worker_config(tmp_path, data)) as group:
+                alone = await group.ask(group.reach(targets), Outcomes)
         async with EchoGroup.open(worker_config(tmp_path, data, ranks=Layout(replicate=2))) as group:
             ranks = await group.ask_each(group.reach(targets), Outcomes)
     given = {"read", "list"}  # the folder is that of its data
     assert [came_through(ended) for ended in (alone, *ranks)] == 3 * [given]
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_micro_batch_beyond_its_slot_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.worker.stage_client.check_size", lambda *_: None)  # the parent's own check
     most = 64  # tokens in a slot
@@ -105,6 +108,7 @@ async def test_a_micro_batch_beyond_its_slot_is_refused(tmp_path: Path, monkeypa
         assert worker_group.worker_pid == pid and worker_group.generation == 0
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_range_beyond_the_vector_is_refused(
     tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +176,7 @@ def test_a_shared_file_needs_room_on_the_disk(tmp_path: Path, monkeypatch: pytes
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_worker_trains_alike_on_files_and_on_memory(tmp_path: Path, text: Path) -> None:
     deltas = []
     for in_files in (False, True):

@@ -46,6 +46,7 @@ async def test_bytes_need_no_worker(tmp_path: Path, text: Path) -> None:
     assert not (tmp_path / "corpus-worker.log").exists()
 
 
+@pytest.mark.usefixtures("forked")
 async def test_what_is_packed_is_unpacked_in_a_worker(tmp_path: Path, text: Path) -> None:
     packed = tmp_path / "packed" / "a.txt.gz"
     packed.parent.mkdir()
@@ -60,6 +61,7 @@ async def test_what_is_packed_is_unpacked_in_a_worker(tmp_path: Path, text: Path
     assert (tmp_path / "corpus-worker.log").exists() and not children()
 
 
+@pytest.mark.usefixtures("forked")
 async def test_the_field_that_the_user_names_is_read_wherever_it_is_read(tmp_path: Path, hub: Path) -> None:
     data = tmp_path / "a.jsonl"
     data.write_text("".join(json.dumps({"text": "no", "body": f"line {number} " * 9}) + "\n" for number in range(99)))
@@ -71,6 +73,7 @@ async def test_the_field_that_the_user_names_is_read_wherever_it_is_read(tmp_pat
         assert corpus.digest == here.digest and corpus.facts.documents == 99
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_hostile_tokenizer_is_one_sentence(tmp_path: Path, text: Path, hub: Path) -> None:
     content = json.loads(hub.read_text())
     evil = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
@@ -83,6 +86,7 @@ async def test_a_hostile_tokenizer_is_one_sentence(tmp_path: Path, text: Path, h
     assert not children()
 
 
+@pytest.mark.usefixtures("forked")
 async def test_a_tokenizer_of_more_ids_than_the_model_is_refused(tmp_path: Path, text: Path, hub: Path) -> None:
     small = msgspec.structs.replace(MODEL, vocab_size=255)
     with pytest.raises(ConfigError, match="the tokenizer has 256 ids and the model only 255"):
@@ -97,6 +101,7 @@ async def test_a_worker_that_dies_is_an_error(
         await read_corpus_apart(worker_config(tmp_path, text, tokenizer=str(hub)))
 
 
+@pytest.mark.usefixtures("forked")
 async def test_without_the_users_folder_nothing_is_read(tmp_path: Path, hub: Path) -> None:
     config = worker_config(tmp_path, tmp_path, tokenizer=str(hub), text=OwnText())
     with pytest.raises(ConfigError, match="--data"):

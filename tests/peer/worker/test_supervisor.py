@@ -24,7 +24,7 @@ Reported = list[int]
 
 
 @pytest.fixture(autouse=True)
-def _echo_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+def _echo_workers(forked: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peer.worker.process._MODULE", "tests.peer.support.echo_worker")
 
 
