@@ -157,7 +157,7 @@ def bitsandbytes(wanted_by: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it warns on every machine without a GPU
-            torch.compile = partial(_compiled_when_called, compiler)  # type: ignore[assignment]
+            torch.compile = partial(_compiled_when_called, compiler)
             return importlib.import_module("bitsandbytes")
     except ImportError:
         raise ConfigError(f"{wanted_by} needs bitsandbytes: pip install bitsandbytes") from None
