@@ -165,8 +165,11 @@ def bitsandbytes(wanted_by: str) -> Any:
         torch.compile = compiler
 
 
-def _compiled_when_called(compiler: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """Compile a function at its first call. bitsandbytes compiles what it has for machines without kernels as it is
-    imported: most never call that, and the compiler's own import takes over 2 s of a processor."""
+def _compiled_when_called(compiler: Any, function: Any = None, **options: Any) -> Callable[..., Any]:
+    """Compile a function at its first call; without one, return a decorator, as `torch.compile` does. bitsandbytes
+    compiles what it has for machines without kernels as it is imported: most never call that, and the compiler's own
+    import takes over 2 s of a processor."""
+    if function is None:
+        return partial(_compiled_when_called, compiler, **options)
     compiled = cache(lambda: compiler(function, **options))
     return lambda *arguments, **named: compiled()(*arguments, **named)

@@ -123,10 +123,8 @@ def plan_for(
 ) -> MachinePlan:
     """Return the run's demands on `machine`, and its pace with that many `peers` like it. `tokens`: to train on; None
     for as many as are worth it. `compute_s_max` and `max_peers`: the run's limits of a round and a group."""
-    stages, group = len(shape.cuts), max(1, peers // len(shape.cuts))
-    layout = _layout(shape, machine, group)
-    works = [_work(shape, machine, stage, group, layout) for stage in range(stages)]
-    needs = [_need(shape, machine, work, stage) for stage, work in enumerate(works)]
+    stages = len(shape.cuts)
+    works, needs = _demands(shape, machine, peers)
     parameters = sum(work.parameters for work in works)
     worst = max(works, key=lambda work: training_work(shape.model, work.blocks, shape.data.seq_len))
     pace = _pace(shape, machine, worst)
@@ -175,11 +173,16 @@ def plan_for(
 
 
 def has_room(shape: RunShape, machine: Machine, peers: int) -> bool:
-    """Return whether `machine` has room for its part of the run: what `plan_for` finds, without pace and advice."""
+    """Return whether `machine` has room for any stage of the run: the `fits` of `plan_for`, without pace and advice."""
+    return all(need.fits for need in _demands(shape, machine, peers)[1])
+
+
+def _demands(shape: RunShape, machine: Machine, peers: int) -> tuple[list[Workload], list[StageNeed]]:
+    """Return the work of each stage, and its demands."""
     group = max(1, peers // len(shape.cuts))
     layout = _layout(shape, machine, group)
-    works = (_work(shape, machine, stage, group, layout) for stage in range(len(shape.cuts)))
-    return all(_need(shape, machine, work, stage).fits for stage, work in enumerate(works))
+    works = [_work(shape, machine, stage, group, layout) for stage in range(len(shape.cuts))]
+    return works, [_need(shape, machine, work, stage) for stage, work in enumerate(works)]
 
 
 def _group_most(work: Workload) -> int:

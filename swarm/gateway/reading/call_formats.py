@@ -74,8 +74,8 @@ class CallFormat:
     separators: str = ""
     """Signs between two calls without a mark."""
     forced: str | None = None
-    """With which an answer begins that is calls as JSON alone (`swarm.gateway.forced_calls`), the first of the marks
-    before it; None for other forms."""
+    """The text before calls that are JSON alone (`swarm.gateway.forced_calls`): the first of the marks and white space,
+    or nothing. None for forms that are no JSON."""
     arguments: str = "arguments"
     """The name of a call's arguments in its JSON."""
     is_list: bool = False

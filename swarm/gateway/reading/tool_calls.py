@@ -81,7 +81,7 @@ class CallStream:
         self, form: CallFormat, schemas: Schemas, is_parallel: bool = True, is_exclusive: bool = False
     ) -> None:
         """`schemas`: of the functions that were offered. `is_parallel`: whether there may be several calls.
-        `is_exclusive`: whether there are none behind text."""
+        `is_exclusive`: whether there are none after text."""
         self.count = 0
         """How many calls there were."""
         self._form, self._schemas, self._is_parallel = form, schemas, is_parallel

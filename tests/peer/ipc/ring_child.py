@@ -16,7 +16,7 @@ def main() -> None:
         for record in there.take(block=True):
             left -= 1
             while not back.put(record):
-                time.sleep(0.001)
+                time.sleep(0.001)  # a ring that is full tells nobody when it has room, so its users look again
         there.done()
 
 

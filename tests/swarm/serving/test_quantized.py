@@ -80,6 +80,7 @@ def test_what_bitsandbytes_compiles_is_compiled_when_it_is_called(
     """Else each server of codes imports torch's compiler as it starts, for functions that most never call."""
     (tmp_path / "bitsandbytes.py").write_text(
         "import torch\ndef double(x):\n    return 2 * x\ncompiled = torch.compile(double, dynamic=False)\n"
+        "@torch.compile(mode='default')\ndef triple(x):\n    return 3 * x\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(sys.modules, "bitsandbytes", None)  # so that what is there now is put back
@@ -95,6 +96,7 @@ def test_what_bitsandbytes_compiles_is_compiled_when_it_is_called(
     assert not made and torch.compile is compiler
     assert [library.compiled(2), library.compiled(x=3)] == [4, 6]
     assert made == [{"dynamic": False}], "once"
+    assert library.triple(2) == 6 and made[1:] == [{"mode": "default"}]
 
 
 def test_a_quantization_is_for_a_model_that_is_founded(tmp_path: Path) -> None:
